@@ -1,0 +1,114 @@
+"""`LearnerClient`: a learner asks for α and τ, and reads and writes the bus."""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from types import TracebackType
+from typing import Any
+
+from ..wire.answers import CotuneAnswer, EntropyAnswer, ReadAnswer, StatsAnswer, StatusAnswer
+from ..wire.errors import InvalidRequest
+from ..wire.messages import Cotune, Entropy, Read, Stats, Status, Write
+from ..wire.protocol import DEFAULT_RUN
+from ..wire.connection import DEFAULT_ENDPOINT, Connection
+
+
+class LearnerClient:
+    """A learner's session with the daemon.
+
+    A *session* is one life of a learner: steps are counted within it, and the newest session of a run owns tuning. A
+    learner that starts again from an older checkpoint opens a new client, hence a new session, and is served at once.
+
+    Opening a client does not talk to the daemon yet; the first call does. Use one client in one thread at a time, and
+    open it after a fork, not before.
+
+    Args:
+        endpoint: the daemon's queries endpoint.
+        run: name of the training job.
+        session: 0 to 2^63 − 1; ranks of one data-parallel job pass the same one. None: a random one.
+        timeout: seconds that a call may wait.
+
+    Raises:
+        ValueError: the endpoint, run name, session or timeout cannot be used.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        run: str = DEFAULT_RUN,
+        session: int | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        self.run = run
+        self.session = secrets.randbits(63) if session is None else session
+        Cotune(self.session, 0, run)  # checked before a socket is opened
+        self._connection = Connection(endpoint, timeout)
+
+    def cotune(self, step: int, policy_entropy: float | None = None) -> CotuneAnswer:
+        """α and τ for this learner step; moves them if there is a new observation.
+
+        Each step moves them at most once: asking again for the same or an older step gets the stored answer and changes
+        nothing, so a call that timed out can be repeated.
+
+        Args:
+            step: the learner's step, an integer from 0 that grows within the session.
+            policy_entropy: mean policy entropy at this step, nats; goes into slot 420 as an EMA. Scalars of NumPy, torch
+                and CuPy are accepted.
+
+        Raises:
+            DaemonUnreachable: no answer within the timeout.
+            RequestRefused: the daemon refused the request; the subclass says why.
+        """
+        entropy = None if policy_entropy is None else float(policy_entropy)
+        return self._connection.ask(
+            _made(Cotune, self.session, operator.index(step), self.run, entropy), CotuneAnswer
+        )
+
+    def entropy(self) -> EntropyAnswer:
+        """The entropies of the run as they stand; changes nothing. Raises as `cotune`, and `UnknownRun`."""
+        return self._connection.ask(Entropy(self.run), EntropyAnswer)
+
+    def read(self, slot: int | str) -> float:
+        """One slot of the run's bus row, by number, `Slot` or registered name. Raises as `entropy`, and `UnknownSlot`."""
+        return self._connection.ask(_made(Read, _slot(slot), self.run), ReadAnswer).value
+
+    def write(self, slot: int | str, value: float) -> float:
+        """Writes one of the user's slots and returns the value as float32 holds it.
+
+        Raises as `cotune`, `UnknownSlot`, and `SlotReadOnly` for 420 and 583 to 639, which belong to the daemon.
+        """
+        return self._connection.ask(_made(Write, _slot(slot), float(value), self.run), ReadAnswer).value
+
+    def stats(self) -> StatsAnswer:
+        """The run's counters: exact int64. Raises as `entropy`."""
+        return self._connection.ask(Stats(self.run), StatsAnswer)
+
+    def status(self) -> StatusAnswer:
+        """The daemon as a whole. Raises as `cotune`."""
+        return self._connection.ask(Status(), StatusAnswer)
+
+    def close(self) -> None:
+        """Closes the socket; nothing is pending between calls. Closing twice does nothing."""
+        self._connection.close()
+
+    def __enter__(self) -> LearnerClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _slot(slot: int | str) -> int | str:
+    return slot if isinstance(slot, str) else operator.index(slot)
+
+
+def _made(request: Any, *fields: Any) -> Any:
+    """A request whose values were checked here get the same error that the daemon would answer."""
+    try:
+        return request(*fields)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error

@@ -1,0 +1,8 @@
+"""The bus and the kernels that work on it, on the host and on a GPU. CuPy is imported only when a GPU is asked for."""
+
+from .bus import IsvBus, RowState, open_bus
+from .drain import Drain, Rejection
+from .host_bus import HostBus
+from .parameters import Parameter, run_parameters
+
+__all__ = ["Drain", "HostBus", "IsvBus", "Parameter", "Rejection", "RowState", "open_bus", "run_parameters"]

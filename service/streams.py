@@ -1,0 +1,114 @@
+"""Actor streams: each takes its batches once and in order, whatever the transport repeats, loses or reorders."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ..wire.answers import AcknowledgeAnswer
+from ..wire.errors import InvalidRequest, LimitReached
+from ..wire.messages import Acknowledge, Hello
+from .runs import Run
+
+MAX_KEPT_REJECTIONS = 100
+"""Rejections that a stream keeps until its actor has seen them; the newest are kept, the counter is exact."""
+
+
+class Verdict(Enum):
+    """What to do with a batch."""
+
+    TAKE = "the next one"
+    DUPLICATE = "taken before"
+    EARLY = "one before it is missing"
+
+
+@dataclass(slots=True)
+class Stream:
+    """One life of an actor client."""
+
+    number: int
+    actor: str
+    run: Run
+    last: int
+    """Number of the last batch taken: counted, or rejected."""
+    gap: bool = False
+    """A batch came too early since the last one was taken."""
+    rejections: deque[tuple[int, str, str]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_REJECTIONS))
+
+    def judge(self, sequence: int) -> Verdict:
+        """Takes the next batch's number, and only that."""
+        if sequence == self.last + 1:
+            self.last = sequence
+            self.gap = False
+            return Verdict.TAKE
+        if sequence <= self.last:
+            self.run.batches_duplicate += 1
+            return Verdict.DUPLICATE
+        self.gap = True
+        self.run.batches_early += 1
+        return Verdict.EARLY
+
+    def answer(self) -> AcknowledgeAnswer:
+        """How far the stream has come. Nothing is kept on disk yet, so durable means applied."""
+        return AcknowledgeAnswer(True, self.last, self.last, self.gap, list(self.rejections))
+
+
+UNKNOWN = AcknowledgeAnswer(False, 0, 0, False, [])
+
+
+class Streams:
+    """All open streams by number.
+
+    Args:
+        max_actors: most streams at a time.
+    """
+
+    def __init__(self, max_actors: int) -> None:
+        self._max_actors = max_actors
+        self._by_number: dict[int, Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def get(self, number: int) -> Stream | None:
+        """The stream, or None."""
+        return self._by_number.get(number)
+
+    def open(self, hello: Hello, run: Run) -> tuple[Stream, bool]:
+        """The stream that the actor means, and whether it was known before.
+
+        Raises:
+            LimitReached: too many streams are open.
+            InvalidRequest: the stream is open for another run.
+        """
+        stream = self._by_number.get(hello.stream)
+        if stream is not None:
+            if stream.run is not run:
+                raise InvalidRequest(
+                    f"run: got {run.name!r} for a stream of run {stream.run.name!r}; open one client for each run"
+                )
+            return stream, True
+        if len(self._by_number) >= self._max_actors:
+            raise LimitReached(
+                f"actor: {len(self._by_number)} streams are open, limits.max_actors allows no more; close clients that "
+                "are done (close() or a with block), or raise the limit"
+            )
+        stream = self._by_number[hello.stream] = Stream(hello.stream, hello.actor, run, hello.base)
+        run.actors += 1
+        return stream, False
+
+    def acknowledge(self, request: Acknowledge) -> AcknowledgeAnswer:
+        """Forgets the rejections that the actor has seen, and answers how far its stream has come."""
+        stream = self._by_number.get(request.stream)
+        if stream is None:
+            return UNKNOWN
+        while stream.rejections and stream.rejections[0][0] <= request.rejections_seen:
+            stream.rejections.popleft()
+        return stream.answer()
+
+    def close(self, number: int) -> None:
+        """Forgets a stream; an unknown one is no fault, since goodbyes may be repeated."""
+        stream = self._by_number.pop(number, None)
+        if stream is not None:
+            stream.run.actors -= 1

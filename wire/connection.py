@@ -1,0 +1,147 @@
+"""The asking side of the control channel (DEALER): one request, one answer, always a deadline. Used by the clients and
+by the command line."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import fields
+from typing import Any, TypeVar, cast
+
+import zmq
+
+from .answers import answer_from_map
+from .codec import decode_control, encode_control
+from .errors import ClientClosed, CotunedError, DaemonUnreachable, FrameError, refusal
+from .messages import Request
+
+A = TypeVar("A")
+
+DEFAULT_ENDPOINT = "tcp://127.0.0.1:5584"
+HEARTBEAT_MS = 2_000
+"""A peer that vanished without closing its connection is noticed after two of these; milliseconds."""
+
+
+def check_timeout(timeout: float) -> float:
+    """Seconds, finite and above 0; every wait has an end."""
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise ValueError(f"timeout: got {timeout!r}, expected seconds, a finite number above 0")
+    return float(timeout)
+
+
+def set_common_options(socket: zmq.Socket[bytes]) -> None:
+    """Options of every client socket: heartbeats, quick reconnects, and no waiting at close."""
+    socket.linger = 0
+    socket.heartbeat_ivl = HEARTBEAT_MS
+    socket.heartbeat_timeout = 2 * HEARTBEAT_MS
+    socket.handshake_ivl = 5_000
+    socket.reconnect_ivl = 50
+    socket.reconnect_ivl_max = 1_000
+    socket.ipv6 = True
+
+
+class Connection:
+    """A DEALER socket with requests numbered, so an answer that comes too late is dropped, not mistaken.
+
+    Args:
+        endpoint: the daemon's queries endpoint, e.g. ``tcp://127.0.0.1:5584`` or ``ipc:///run/cotuned/queries``.
+        timeout: seconds that a request may take, unless it says otherwise.
+    """
+
+    def __init__(self, endpoint: str, timeout: float) -> None:
+        self.endpoint = endpoint
+        self.timeout = check_timeout(timeout)
+        self._pid = os.getpid()
+        self._next_id = 0
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self.context.socket(zmq.DEALER)
+        set_common_options(self._socket)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise CotunedError(
+                f"endpoint: got {endpoint!r}, which ZeroMQ cannot connect to ({error}); "
+                f"expected something like {DEFAULT_ENDPOINT!r}"
+            ) from error
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._socket.closed
+
+    def check_usable(self) -> None:
+        """Raises ClientClosed if closed or forked: ZeroMQ sockets are not fork-safe."""
+        if self._socket.closed:
+            raise ClientClosed("this client is closed; open a new one")
+        if os.getpid() != self._pid:
+            raise ClientClosed(
+                f"this client was opened in process {self._pid} and is used in {os.getpid()}; "
+                "open one client in each process, after the fork"
+            )
+
+    def send(self, request: Request) -> int:
+        """Sends a request without waiting; returns its id for `receive`."""
+        self.check_usable()
+        self._next_id += 1
+        message = {field.name: getattr(request, field.name) for field in fields(request)}
+        try:
+            self._socket.send(encode_control({"id": self._next_id, **message}), zmq.DONTWAIT)
+        except zmq.Again as error:
+            raise self._unreachable(self.timeout) from error
+        return self._next_id
+
+    def receive(self, request_id: int, seconds: float) -> dict[str, Any] | None:
+        """The answer to request `request_id`, or None if it does not come within `seconds` (0: look, do not wait).
+
+        Raises:
+            RequestRefused: the daemon answered with an error.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                message = decode_control(self._socket.recv(zmq.DONTWAIT))
+            except zmq.Again:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self._socket.poll(max(1, math.ceil(left * 1000)))
+                continue
+            if message.get("id") != request_id and message.get("id") is not None:
+                continue  # the answer to a request that was given up
+            if "error" in message:
+                error = cast("dict[str, Any]", message["error"])
+                raise refusal(str(error.get("code")), str(error.get("message")))
+            answer = message.get("answer")
+            if not isinstance(answer, dict):
+                raise FrameError(
+                    f"got an answer without a map {list(message)}; is {self.endpoint} a cotuned daemon?"
+                )
+            return cast("dict[str, Any]", answer)
+
+    def ask(self, request: Request, answer: type[A], timeout: float | None = None) -> A:
+        """Sends a request and waits for its answer.
+
+        Raises:
+            DaemonUnreachable: no answer within the timeout. The request may still reach the daemon later.
+            RequestRefused: the daemon answered with an error; its subclass says which.
+        """
+        seconds = self.timeout if timeout is None else check_timeout(timeout)
+        message = self.receive(self.send(request), seconds)
+        if message is None:
+            raise self._unreachable(seconds)
+        return answer_from_map(answer, message)
+
+    def _unreachable(self, seconds: float) -> DaemonUnreachable:
+        return DaemonUnreachable(
+            f"nothing answered at {self.endpoint} within {seconds:g} s; is `cotuned serve` running, "
+            "and is this its queries endpoint (port 5584 unless configured)?"
+        )
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Closes the socket and its context; requests not yet sent get `linger_ms` milliseconds. Closing twice, or in a
+        forked child, does nothing."""
+        if os.getpid() == self._pid:
+            self._socket.close(linger_ms)
+            self.context.destroy()

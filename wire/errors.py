@@ -1,0 +1,161 @@
+"""The error tree of cotuned.
+
+::
+
+    CotunedError
+    ├── DaemonUnreachable        nothing answered at the endpoint within the timeout
+    ├── WindowFull               the window of unconfirmed batches stayed full for the timeout
+    ├── FlushTimeout             batches were not confirmed as durable within the timeout
+    ├── StreamLost               the daemon no longer knows batches that it had confirmed
+    ├── BatchRejected            the daemon refused one batch; carries its number, a code and a sentence
+    ├── InvalidActions           a batch was refused by the client before it was sent (also a ValueError)
+    ├── ClientClosed             the client was closed, or is used in a forked child
+    ├── FrameError               bytes on the wire that are not what the protocol says
+    ├── ConfigError              a setting that cannot be used (one line a fault, with the key's path)
+    ├── DeviceUnavailable        the device that was asked for is not there
+    ├── EndpointInUse            a socket could not be bound
+    └── RequestRefused           the daemon answered a request with an error
+        ├── InvalidRequest       code "invalid_request"
+        ├── ProtocolMismatch     code "protocol_mismatch"
+        ├── ActionCountMismatch  code "action_count_mismatch"
+        ├── UnknownRun           code "unknown_run"
+        ├── UnknownSlot          code "unknown_slot"
+        ├── SlotReadOnly         code "slot_read_only"
+        ├── LimitReached         code "limit_reached"
+        └── Stopping             code "stopping"
+
+Every message says what was got, what was expected and what to do. Code branches on the class or on ``code``, never on
+the sentence.
+"""
+
+from __future__ import annotations
+
+
+class CotunedError(Exception):
+    """Base of every error that cotuned raises on purpose."""
+
+
+class DaemonUnreachable(CotunedError, TimeoutError):
+    """No daemon answered at the endpoint within the timeout."""
+
+
+class WindowFull(CotunedError, TimeoutError):
+    """The window of unconfirmed batches stayed full until the timeout; the batch that was being pushed is *not* sent."""
+
+
+class FlushTimeout(CotunedError, TimeoutError):
+    """`flush` ended before every pushed batch was durable; the client still holds them and goes on resending."""
+
+
+class StreamLost(CotunedError):
+    """The daemon confirmed batches earlier that it does not know any more, so counting them exactly once is over."""
+
+
+class BatchRejected(CotunedError):
+    """The daemon refused one batch; it changed no count.
+
+    Attributes:
+        sequence: number of the batch in its actor's stream, the value that `push` returned.
+        code: why, as a word to branch on, e.g. ``"action_out_of_range"``.
+    """
+
+    def __init__(self, sequence: int, code: str, message: str) -> None:
+        super().__init__(f"batch {sequence} was rejected ({code}): {message}")
+        self.sequence = sequence
+        self.code = code
+
+
+class InvalidActions(CotunedError, ValueError):
+    """A batch that cannot be sent as it is; nothing was sent and nothing changed."""
+
+
+class ClientClosed(CotunedError):
+    """The client was closed before, or belongs to another process (sockets do not survive a fork)."""
+
+
+class FrameError(CotunedError, ValueError):
+    """Bytes that are not a frame of this protocol. `code` is "bad_frame" or "protocol_mismatch"."""
+
+    def __init__(self, message: str, code: str = "bad_frame") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ConfigError(CotunedError, ValueError):
+    """Settings that cannot be used; the message has one line a fault."""
+
+
+class DeviceUnavailable(CotunedError):
+    """The device that the configuration names cannot be used here."""
+
+
+class EndpointInUse(CotunedError):
+    """A socket could not be bound: the address is taken or not of this machine."""
+
+
+class RequestRefused(CotunedError):
+    """The daemon answered with an error. `code` is the class's, or the one that a newer daemon sent."""
+
+    code = "refused"
+
+    def __init__(self, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(RequestRefused):
+    """The request is malformed, or a value in it is not allowed."""
+
+    code = "invalid_request"
+
+
+class ProtocolMismatch(RequestRefused):
+    """Client and daemon speak different protocol versions."""
+
+    code = "protocol_mismatch"
+
+
+class ActionCountMismatch(RequestRefused):
+    """The client was built for another number of actions than the daemon."""
+
+    code = "action_count_mismatch"
+
+
+class UnknownRun(RequestRefused):
+    """No batch and no `cotune` has named this run yet."""
+
+    code = "unknown_run"
+
+
+class UnknownSlot(RequestRefused):
+    """No such slot number or registered slot name."""
+
+    code = "unknown_slot"
+
+
+class SlotReadOnly(RequestRefused):
+    """The slot belongs to the daemon."""
+
+    code = "slot_read_only"
+
+
+class LimitReached(RequestRefused):
+    """A configured limit (runs, actors) does not allow one more."""
+
+    code = "limit_reached"
+
+
+class Stopping(RequestRefused):
+    """The daemon is shutting down; ask again when it is back."""
+
+    code = "stopping"
+
+
+_BY_CODE: dict[str, type[RequestRefused]] = {cls.code: cls for cls in RequestRefused.__subclasses__()}
+
+
+def refusal(code: str, message: str) -> RequestRefused:
+    """The exception for an error answer; a code that this version does not know becomes a plain `RequestRefused`."""
+    cls = _BY_CODE.get(code)
+    return cls(message) if cls is not None else RequestRefused(message, code)

@@ -1,0 +1,171 @@
+"""Control messages: what a client may ask, as frozen dataclasses that check their own values.
+
+The client makes them; the daemon makes them from a map with pydantic's `TypeAdapter` (which checks types and unknown
+keys) and gets the same value checks, since they stand here in ``__post_init__``. Values in error texts are cut short.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from .protocol import DEFAULT_RUN, MAX_ACTIONS, MAX_SEQUENCE, MIN_ACTIONS, check_name
+
+_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True}
+MAX_WAIT_MS = 60_000
+
+
+def _check_range(field: str, value: int, lowest: int, highest: int = MAX_SEQUENCE) -> None:
+    if not lowest <= value <= highest:
+        allowed = f"{lowest} to {'2^63 - 1' if highest == MAX_SEQUENCE else highest}"
+        raise ValueError(f"{field}: got {value}, allowed is {allowed}")
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """An actor opens its stream, or takes it up again. Creates the run if there is none of this name."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    actor: str
+    stream: int
+    """Random number of this actor client's life."""
+    base: int
+    """Last batch number that the daemon has confirmed to this client as durable; 0 at first."""
+    run: str = DEFAULT_RUN
+    n_actions: int | None = None
+    """K that the actor was built for; the daemon refuses another one. None: take the daemon's."""
+    op: Literal["hello"] = "hello"
+
+    def __post_init__(self) -> None:
+        check_name("actor", self.actor)
+        check_name("run", self.run)
+        _check_range("stream", self.stream, 0)
+        _check_range("base", self.base, 0)
+        if self.n_actions is not None:
+            _check_range("n_actions", self.n_actions, MIN_ACTIONS, MAX_ACTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """How far a stream has come. The answer is held back until `wait_for` is durable, at most `wait_ms`."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    stream: int
+    wait_for: int = 0
+    wait_ms: int = 0
+    """Milliseconds."""
+    rejections_seen: int = 0
+    """Highest batch number whose rejection this client has handled; the daemon forgets those."""
+    op: Literal["acknowledge"] = "acknowledge"
+
+    def __post_init__(self) -> None:
+        _check_range("stream", self.stream, 0)
+        _check_range("wait_for", self.wait_for, 0)
+        _check_range("wait_ms", self.wait_ms, 0, MAX_WAIT_MS)
+        _check_range("rejections_seen", self.rejections_seen, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """An actor ends its stream after a flush; the daemon may forget it."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    stream: int
+    op: Literal["goodbye"] = "goodbye"
+
+    def __post_init__(self) -> None:
+        _check_range("stream", self.stream, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cotune:
+    """One learner step asks for α and τ. Creates the run if there is none of this name."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    session: int
+    """Random number of this learner's life; ranks of one job pass the same one."""
+    step: int
+    run: str = DEFAULT_RUN
+    policy_entropy: float | None = None
+    """Mean policy entropy of this step; nats. None: not reported."""
+    op: Literal["cotune"] = "cotune"
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+        _check_range("session", self.session, 0)
+        _check_range("step", self.step, 0)
+        value = self.policy_entropy
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"policy_entropy: got {value}, expected nats, a finite number from 0 to ln K")
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy:
+    """The entropies of a run as they stand."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    run: str = DEFAULT_RUN
+    op: Literal["entropy"] = "entropy"
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One slot's value, by number or by registered name."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    slot: int | str
+    run: str = DEFAULT_RUN
+    op: Literal["read"] = "read"
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+        if isinstance(self.slot, str):
+            check_name("slot", self.slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Writes one of the user's slots. Creates the run if there is none of this name."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    slot: int | str
+    value: float
+    run: str = DEFAULT_RUN
+    op: Literal["write"] = "write"
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+        if isinstance(self.slot, str):
+            check_name("slot", self.slot)
+        if not (math.isfinite(self.value) and abs(self.value) <= MAX_FLOAT32):
+            raise ValueError(f"value: got {self.value}, expected a finite number that float32 can hold")
+
+
+MAX_FLOAT32 = 3.4028234663852886e38
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The counters of a run."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    run: str = DEFAULT_RUN
+    op: Literal["stats"] = "stats"
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The daemon as a whole."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
+    op: Literal["status"] = "status"
+
+
+Request = Hello | Acknowledge | Goodbye | Cotune | Entropy | Read | Write | Stats | Status
