@@ -16,6 +16,7 @@ import zmq
 
 from ..wire.answers import AcknowledgeAnswer, HelloAnswer
 from ..wire.codec import PHASES, Batch, action_dtype, encode_batch
+from ..wire.connection import DEFAULT_ENDPOINT, Connection, check_timeout, set_common_options
 from ..wire.errors import (
     BatchRejected,
     CotunedError,
@@ -28,7 +29,6 @@ from ..wire.errors import (
 from ..wire.messages import Acknowledge, Goodbye, Hello
 from ..wire.protocol import DEFAULT_RUN, MAX_SEQUENCE
 from .arrays import as_actions, as_rows, row_entropies
-from ..wire.connection import DEFAULT_ENDPOINT, Connection, check_timeout, set_common_options
 
 _ASK_EVERY_BATCHES = 256
 _ASK_EVERY_SECONDS = 0.25
@@ -80,9 +80,7 @@ class ActorClient:
         actions_endpoint: str | None = None,
     ) -> None:
         if window < 1 or window_bytes < 1:
-            raise ValueError(
-                f"window: got {window} batches, {window_bytes} bytes; expected at least 1 of each"
-            )
+            raise ValueError(f"window: got {window} batches, {window_bytes} bytes; expected at least 1 of each")
         self.run = run
         self.actor = actor if actor is not None else f"{hostnames.gethostname()[:48]}-{os.getpid()}"
         self.stream = secrets.randbits(63)
@@ -95,9 +93,7 @@ class ActorClient:
         self._window: deque[bytes] = deque()  # frames of batches durable + 1 … last
         self._window_bytes = 0
         self._cursor = 1  # number of the next frame to hand to the transport
-        self._asked: tuple[int, float] | None = (
-            None  # request id and deadline of the acknowledgement under way
-        )
+        self._asked: tuple[int, float] | None = None  # request id and deadline of the acknowledgement under way
         self._asked_at_batch, self._asked_at = 0, 0.0
         self._moved_at = self._resent_at = time.monotonic()
         self._rejections: deque[BatchRejected] = deque()
@@ -110,9 +106,7 @@ class ActorClient:
             self._max_frame_bytes = answer.max_frame_bytes
             self._push = self._connection.context.socket(zmq.PUSH)
             set_common_options(self._push)
-            self._push.immediate = (
-                True  # never queue into a connection that is not there: we resend ourselves
-            )
+            self._push.immediate = True  # never queue into a connection that is not there: we resend ourselves
             self._push.sndhwm = 2 * window
             self._push.connect(actions_endpoint or _reachable(answer.actions_endpoint, endpoint))
         except BaseException:
@@ -246,9 +240,11 @@ class ActorClient:
 
     def _follow_up(self) -> None:
         """Now and then, without waiting: looks for an acknowledgement, asks for the next one."""
-        if self._asked is not None or self._last - self._asked_at_batch >= _ASK_EVERY_BATCHES:
-            self._advance(0, 0.0)
-        elif time.monotonic() - self._asked_at >= _ASK_EVERY_SECONDS:
+        if (
+            self._asked is not None
+            or self._last - self._asked_at_batch >= _ASK_EVERY_BATCHES
+            or time.monotonic() - self._asked_at >= _ASK_EVERY_SECONDS
+        ):
             self._advance(0, 0.0)
 
     def _advance(self, wait_for: int, seconds: float) -> None:
@@ -260,9 +256,7 @@ class ActorClient:
         if self._asked is None:
             wait_ms = int(seconds * 1000) if wait_for else 0
             try:
-                request_id = self._connection.send(
-                    Acknowledge(self.stream, wait_for, wait_ms, self._rejections_seen)
-                )
+                request_id = self._connection.send(Acknowledge(self.stream, wait_for, wait_ms, self._rejections_seen))
             except DaemonUnreachable:
                 time.sleep(min(seconds, 0.05))  # the request queue is full: nobody has taken one for long
                 return

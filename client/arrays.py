@@ -49,11 +49,7 @@ def as_actions(values: Any, n_actions: int, what: str = "executed") -> IntArray:
     if array.ndim != 1:
         raise InvalidActions(
             f"{what}: got shape {list(array.shape)}, expected [n], one action index for each environment; "
-            + (
-                "wrap a single action in a list"
-                if array.ndim == 0
-                else "flatten it, or push one batch a step"
-            )
+            + ("wrap a single action in a list" if array.ndim == 0 else "flatten it, or push one batch a step")
         )
     if array.size == 0:
         return np.empty(0, np.int64)
@@ -88,9 +84,7 @@ def as_rows(values: Any, n: int, n_actions: int, what: str = "probs") -> FloatAr
     rows = array.astype(np.float64)
     if not np.isfinite(rows).all() or (rows < 0).any():
         row = int(np.flatnonzero(~(np.isfinite(rows) & (rows >= 0)).all(axis=1))[0])
-        raise InvalidActions(
-            f"{what}[{row}]: got {rows[row]}, expected finite probabilities that are not negative"
-        )
+        raise InvalidActions(f"{what}[{row}]: got {rows[row]}, expected finite probabilities that are not negative")
     sums = rows.sum(axis=1)
     off = np.abs(sums - 1) > ROW_SUM_TOLERANCE
     if off.any():

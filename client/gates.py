@@ -76,9 +76,7 @@ class ConfidenceGate:
         """`signal`: confidence, float [n]."""
         confidence = np.asarray(signal, dtype=np.float64)
         if confidence.shape != proposed.shape:
-            raise ValueError(
-                f"{self.name}: got shape {list(confidence.shape)}, expected {list(proposed.shape)}"
-            )
+            raise ValueError(f"{self.name}: got shape {list(confidence.shape)}, expected {list(proposed.shape)}")
         held = ~(confidence >= self.threshold)  # NaN is no confidence
         executed = np.where(held, self.hold, proposed)
         rows = None
@@ -128,9 +126,7 @@ class MaskGate:
         rows = None
         if probs is not None:
             if probs.shape != legal.shape:
-                raise ValueError(
-                    f"probs: got shape {list(probs.shape)}, expected the mask's {list(legal.shape)}"
-                )
+                raise ValueError(f"probs: got shape {list(probs.shape)}, expected the mask's {list(legal.shape)}")
             rows = np.where(legal, probs, 0.0)
             rows[:, self.fallback] += np.where(legal, 0.0, probs).sum(axis=1)
         return GateOutcome(executed, illegal, rows)
@@ -175,14 +171,10 @@ class GateChain:
             ValueError: a signal is missing or unknown, or a gate cannot use what it got.
         """
         if set(signals) != set(self.names):
-            raise ValueError(
-                f"signals: got {sorted(signals)}, expected one for each gate: {sorted(self.names)}"
-            )
+            raise ValueError(f"signals: got {sorted(signals)}, expected one for each gate: {sorted(self.names)}")
         executed = np.asarray(proposed)
         if executed.ndim != 1 or (executed.size and executed.dtype.kind not in "iu"):
-            raise ValueError(
-                f"proposed: got {executed.dtype} {list(executed.shape)}, expected integer indices [n]"
-            )
+            raise ValueError(f"proposed: got {executed.dtype} {list(executed.shape)}, expected integer indices [n]")
         executed = executed.astype(np.int64)
         rows = None if probs is None else np.array(probs, dtype=np.float64)
         if rows is not None and (rows.ndim != 2 or rows.shape[0] != executed.shape[0]):

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Any
 
 from ..wire.answers import CotuneAnswer, EntropyAnswer, ReadAnswer, StatsAnswer, StatusAnswer
+from ..wire.connection import DEFAULT_ENDPOINT, Connection
 from ..wire.errors import InvalidRequest
 from ..wire.messages import Cotune, Entropy, Read, Stats, Status, Write
 from ..wire.protocol import DEFAULT_RUN
-from ..wire.connection import DEFAULT_ENDPOINT, Connection
 
 
 class LearnerClient:
@@ -54,24 +54,22 @@ class LearnerClient:
 
         Args:
             step: the learner's step, an integer from 0 that grows within the session.
-            policy_entropy: mean policy entropy at this step, nats; goes into slot 420 as an EMA. Scalars of NumPy, torch
-                and CuPy are accepted.
+            policy_entropy: mean policy entropy at this step, nats; goes into slot 420 as an EMA. A scalar of NumPy,
+                torch or CuPy will do.
 
         Raises:
             DaemonUnreachable: no answer within the timeout.
             RequestRefused: the daemon refused the request; the subclass says why.
         """
         entropy = None if policy_entropy is None else float(policy_entropy)
-        return self._connection.ask(
-            _made(Cotune, self.session, operator.index(step), self.run, entropy), CotuneAnswer
-        )
+        return self._connection.ask(_made(Cotune, self.session, operator.index(step), self.run, entropy), CotuneAnswer)
 
     def entropy(self) -> EntropyAnswer:
         """The entropies of the run as they stand; changes nothing. Raises as `cotune`, and `UnknownRun`."""
         return self._connection.ask(Entropy(self.run), EntropyAnswer)
 
     def read(self, slot: int | str) -> float:
-        """One slot of the run's bus row, by number, `Slot` or registered name. Raises as `entropy`, and `UnknownSlot`."""
+        """One slot of the run's row, by number, `Slot` or registered name. Raises as `entropy`, and `UnknownSlot`."""
         return self._connection.ask(_made(Read, _slot(slot), self.run), ReadAnswer).value
 
     def write(self, slot: int | str, value: float) -> float:

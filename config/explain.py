@@ -27,7 +27,9 @@ def explain(error: ValidationError, sources: Sequence[tuple[str, dict[str, Any]]
             lines.append(line)
     # A fault in `tuner` shows once more in every run that inherits it; the first one says it.
     kept = [line for line in lines if not _inherited(line, lines)]
-    return f"{len(kept)} fault{'s' if len(kept) > 1 else ''} in the settings:\n" + "\n".join(f"  {line}" for line in kept)
+    return f"{len(kept)} fault{'s' if len(kept) > 1 else ''} in the settings:\n" + "\n".join(
+        f"  {line}" for line in kept
+    )
 
 
 def _line(path: list[str], fault: Any, sources: Sequence[tuple[str, dict[str, Any]]]) -> str:

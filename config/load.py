@@ -74,16 +74,16 @@ def read_file(file: str | os.PathLike[str]) -> Values:
     """
     path = Path(file)
     try:
-        document = yaml.load(path.read_text("utf-8"), _UniqueKeys)  # a SafeLoader
+        document: Any = yaml.load(path.read_text("utf-8"), _UniqueKeys)  # a SafeLoader
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"the settings file {path} is not YAML: {error}") from error
     if document is None:
         return {}
-    if not isinstance(document, dict) or not all(isinstance(key, str) for key in cast("Values", document)):
+    if not isinstance(document, dict):
         raise ConfigError(f"the settings file {path} holds a {type(document).__name__}, expected keys and values")
-    return cast("Values", document)
+    return {str(key): value for key, value in cast("dict[Any, Any]", document).items()}
 
 
 class _UniqueKeys(yaml.SafeLoader):

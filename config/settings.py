@@ -66,9 +66,14 @@ class BusSettings(Section):
 class ObservationSettings(Section):
     """How executed actions become observations in slot 583."""
 
-    ema_blend: float = Field(default=0.4, ge=0.4, le=1, description="Weight of the new observation in the EMAs; a fraction.")
+    ema_blend: float = Field(
+        default=0.4, ge=0.4, le=1, description="Weight of the new observation in the EMAs; a fraction."
+    )
     pool_min_actions: int = Field(
-        default=1024, ge=1, le=2**40, description="Actions pooled before one observation is made; actions. 1: every batch."
+        default=1024,
+        ge=1,
+        le=2**40,
+        description="Actions pooled before one observation is made; actions. 1: every batch.",
     )
 
 
@@ -136,17 +141,28 @@ class LimitSettings(Section):
     """Bounds of what the daemon takes; all explicit."""
 
     max_actors: int = Field(default=8192, ge=1, le=2**20, description="Open streams (actor clients) at a time.")
+    actor_expiry: Positive = Field(
+        default=3600.0, description="Seconds without a sign of life after which a stream may make room for a new one."
+    )
     max_frame_bytes: int = Field(default=16 * 2**20, ge=1024, le=2**30, description="Largest frame of a batch; bytes.")
-    drain_batches: int = Field(default=2048, ge=1, le=65536, description="Most batches between two looks at the queries.")
-    drain_bytes: int = Field(default=4 * 2**20, ge=1024, le=2**30, description="Most bytes of them; one more frame may pass.")
-    backlog_batches: int = Field(default=4096, ge=1, le=2**20, description="Batches a connection may have waiting (HWM).")
+    drain_batches: int = Field(
+        default=2048, ge=1, le=65536, description="Most batches between two looks at the queries."
+    )
+    drain_bytes: int = Field(
+        default=4 * 2**20, ge=1024, le=2**30, description="Most bytes of them; one more frame may pass."
+    )
+    backlog_batches: int = Field(
+        default=4096, ge=1, le=2**20, description="Batches a connection may have waiting (HWM)."
+    )
     max_sockets: int = Field(default=4096, ge=16, le=65536, description="Connections a ZeroMQ context may hold.")
 
 
 class LogSettings(Section):
     """What the daemon writes to standard error: one JSON object a line."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe level written.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe level written."
+    )
     interval: Positive = Field(default=1.0, description="Seconds between the summary lines while there is load.")
 
 
@@ -158,7 +174,7 @@ class Settings(BaseSettings):
     """All settings of `cotuned serve`.
 
     Sources in rising order of precedence: the defaults here, a YAML file, environment variables (``COTUNED_`` and the
-    key's path with ``__`` between its parts, e.g. ``COTUNED_TUNER__LR_TAU=0.02``), command-line flags (``--tuner.lr_tau``).
+    key's path with ``__`` between its parts, e.g. ``COTUNED_TUNER__LR_TAU=0.02``), flags (``--tuner.lr_tau``).
     """
 
     model_config = SettingsConfigDict(
@@ -186,7 +202,9 @@ class Settings(BaseSettings):
     log: LogSettings = Field(default_factory=LogSettings, description="What is written to standard error.")
     publish_interval: Positive = Field(default=0.1, description="Least seconds between two PUB messages of one run.")
     record: str | None = Field(default=None, description="File to append every accepted batch to, in the order taken.")
-    insecure: bool = Field(default=False, description="Allow endpoints that are not loopback although nothing is encrypted.")
+    insecure: bool = Field(
+        default=False, description="Allow endpoints that are not loopback although nothing is encrypted."
+    )
 
     @model_validator(mode="before")
     @classmethod

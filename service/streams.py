@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,6 +33,8 @@ class Stream:
     run: Run
     last: int
     """Number of the last batch taken: counted, or rejected."""
+    asked_at: float
+    """When its actor last asked; monotonic seconds."""
     gap: bool = False
     """A batch came too early since the last one was taken."""
     rejections: deque[tuple[int, str, str]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_REJECTIONS))
@@ -62,10 +65,13 @@ class Streams:
 
     Args:
         max_actors: most streams at a time.
+        expiry: seconds after which a stream that nobody asked about may make room for a new one. Actors that were
+            killed leave such streams behind; living ones ask several times a second while they push.
     """
 
-    def __init__(self, max_actors: int) -> None:
+    def __init__(self, max_actors: int, expiry: float) -> None:
         self._max_actors = max_actors
+        self._expiry = expiry
         self._by_number: dict[int, Stream] = {}
 
     def __len__(self) -> int:
@@ -82,19 +88,21 @@ class Streams:
             LimitReached: too many streams are open.
             InvalidRequest: the stream is open for another run.
         """
+        now = time.monotonic()
         stream = self._by_number.get(hello.stream)
         if stream is not None:
             if stream.run is not run:
                 raise InvalidRequest(
                     f"run: got {run.name!r} for a stream of run {stream.run.name!r}; open one client for each run"
                 )
+            stream.asked_at = now
             return stream, True
-        if len(self._by_number) >= self._max_actors:
+        if len(self._by_number) >= self._max_actors and not self._make_room(now):
             raise LimitReached(
                 f"actor: {len(self._by_number)} streams are open, limits.max_actors allows no more; close clients that "
                 "are done (close() or a with block), or raise the limit"
             )
-        stream = self._by_number[hello.stream] = Stream(hello.stream, hello.actor, run, hello.base)
+        stream = self._by_number[hello.stream] = Stream(hello.stream, hello.actor, run, hello.base, now)
         run.actors += 1
         return stream, False
 
@@ -103,6 +111,7 @@ class Streams:
         stream = self._by_number.get(request.stream)
         if stream is None:
             return UNKNOWN
+        stream.asked_at = time.monotonic()
         while stream.rejections and stream.rejections[0][0] <= request.rejections_seen:
             stream.rejections.popleft()
         return stream.answer()
@@ -112,3 +121,10 @@ class Streams:
         stream = self._by_number.pop(number, None)
         if stream is not None:
             stream.run.actors -= 1
+
+    def _make_room(self, now: float) -> bool:
+        oldest = min(self._by_number.values(), key=lambda stream: stream.asked_at)
+        if now - oldest.asked_at < self._expiry:
+            return False
+        self.close(oldest.number)
+        return True

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-import msgpack as _untyped_msgpack
+import msgpack as _untyped_msgpack  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 
 from .errors import FrameError
@@ -90,9 +90,7 @@ def decode_batch(frame: bytes | memoryview) -> Batch:
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise FrameError(f"got {len(frame)} bytes that are not a batch frame: {error!r}") from error
     if type(fields) is not list or not fields:
-        raise FrameError(
-            f"got a {type(fields).__name__}, expected a batch frame: an array of {_BATCH_FIELDS} fields"
-        )
+        raise FrameError(f"got a {type(fields).__name__}, expected a batch frame: an array of {_BATCH_FIELDS} fields")
     if fields[0] != PROTOCOL_VERSION:
         raise FrameError(
             f"got a batch of protocol version {fields[0]!r}, this side speaks {PROTOCOL_VERSION}: "
@@ -110,9 +108,7 @@ def _check_batch(batch: Batch) -> None:
     for name in ("stream", "sequence", "step"):
         value = getattr(batch, name)
         if type(value) is not int or not 0 <= value <= MAX_SEQUENCE:
-            raise FrameError(
-                f"batch field {name!r}: got {value!r:.80}, expected an integer from 0 to 2^63 - 1"
-            )
+            raise FrameError(f"batch field {name!r}: got {value!r:.80}, expected an integer from 0 to 2^63 - 1")
     if batch.sequence == 0:
         raise FrameError("batch field 'sequence': got 0, expected a number from 1")
     if type(batch.phase) is not int or not 0 <= batch.phase < len(PHASES):
@@ -121,9 +117,7 @@ def _check_batch(batch: Batch) -> None:
         raise FrameError(f"batch field 'executed': got {type(batch.executed).__name__}, expected bin")
     if batch.proposed is not None:
         if type(batch.proposed) is not bytes:
-            raise FrameError(
-                f"batch field 'proposed': got {type(batch.proposed).__name__}, expected bin or nil"
-            )
+            raise FrameError(f"batch field 'proposed': got {type(batch.proposed).__name__}, expected bin or nil")
         if len(batch.proposed) != len(batch.executed):
             raise FrameError(
                 f"batch field 'proposed': got {len(batch.proposed)} bytes for {len(batch.executed)} of 'executed'; "
@@ -145,9 +139,7 @@ def decode_control(frame: bytes) -> dict[str, Any]:
         FrameError: not a msgpack map with string keys, a key twice, too large, or another protocol version.
     """
     if len(frame) > MAX_CONTROL_BYTES:
-        raise FrameError(
-            f"got a control frame of {len(frame)} bytes, at most {MAX_CONTROL_BYTES} are allowed"
-        )
+        raise FrameError(f"got a control frame of {len(frame)} bytes, at most {MAX_CONTROL_BYTES} are allowed")
     try:
         message: Any = msgpack.unpackb(
             frame,

@@ -85,7 +85,7 @@ class Connection:
         """Sends a request without waiting; returns its id for `receive`."""
         self.check_usable()
         self._next_id += 1
-        message = {field.name: getattr(request, field.name) for field in fields(request)}
+        message = {"op": request.op, **{field.name: getattr(request, field.name) for field in fields(request)}}
         try:
             self._socket.send(encode_control({"id": self._next_id, **message}), zmq.DONTWAIT)
         except zmq.Again as error:
@@ -115,9 +115,7 @@ class Connection:
                 raise refusal(str(error.get("code")), str(error.get("message")))
             answer = message.get("answer")
             if not isinstance(answer, dict):
-                raise FrameError(
-                    f"got an answer without a map {list(message)}; is {self.endpoint} a cotuned daemon?"
-                )
+                raise FrameError(f"got an answer without a map {list(message)}; is {self.endpoint} a cotuned daemon?")
             return cast("dict[str, Any]", answer)
 
     def ask(self, request: Request, answer: type[A], timeout: float | None = None) -> A:

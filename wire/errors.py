@@ -40,7 +40,7 @@ class DaemonUnreachable(CotunedError, TimeoutError):
 
 
 class WindowFull(CotunedError, TimeoutError):
-    """The window of unconfirmed batches stayed full until the timeout; the batch that was being pushed is *not* sent."""
+    """The window of unconfirmed batches stayed full until the timeout; the batch being pushed is *not* sent."""
 
 
 class FlushTimeout(CotunedError, TimeoutError):

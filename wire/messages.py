@@ -1,18 +1,17 @@
 """Control messages: what a client may ask, as frozen dataclasses that check their own values.
 
-The client makes them; the daemon makes them from a map with pydantic's `TypeAdapter` (which checks types and unknown
-keys) and gets the same value checks, since they stand here in ``__post_init__``. Values in error texts are cut short.
+The client makes them; the daemon makes them from a map whose types and keys pydantic has checked, and gets the same
+value checks, since they stand here in ``__post_init__``. On the wire a message is a map of its fields and its `op`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar
 
 from .protocol import DEFAULT_RUN, MAX_ACTIONS, MAX_SEQUENCE, MIN_ACTIONS, check_name
 
-_STRICT: dict[str, Any] = {"extra": "forbid", "strict": True}
 MAX_WAIT_MS = 60_000
 
 
@@ -26,7 +25,6 @@ def _check_range(field: str, value: int, lowest: int, highest: int = MAX_SEQUENC
 class Hello:
     """An actor opens its stream, or takes it up again. Creates the run if there is none of this name."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
     actor: str
     stream: int
     """Random number of this actor client's life."""
@@ -35,7 +33,7 @@ class Hello:
     run: str = DEFAULT_RUN
     n_actions: int | None = None
     """K that the actor was built for; the daemon refuses another one. None: take the daemon's."""
-    op: Literal["hello"] = "hello"
+    op: ClassVar[str] = "hello"
 
     def __post_init__(self) -> None:
         check_name("actor", self.actor)
@@ -50,14 +48,13 @@ class Hello:
 class Acknowledge:
     """How far a stream has come. The answer is held back until `wait_for` is durable, at most `wait_ms`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
     stream: int
     wait_for: int = 0
     wait_ms: int = 0
     """Milliseconds."""
     rejections_seen: int = 0
     """Highest batch number whose rejection this client has handled; the daemon forgets those."""
-    op: Literal["acknowledge"] = "acknowledge"
+    op: ClassVar[str] = "acknowledge"
 
     def __post_init__(self) -> None:
         _check_range("stream", self.stream, 0)
@@ -70,9 +67,8 @@ class Acknowledge:
 class Goodbye:
     """An actor ends its stream after a flush; the daemon may forget it."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
     stream: int
-    op: Literal["goodbye"] = "goodbye"
+    op: ClassVar[str] = "goodbye"
 
     def __post_init__(self) -> None:
         _check_range("stream", self.stream, 0)
@@ -82,14 +78,13 @@ class Goodbye:
 class Cotune:
     """One learner step asks for α and τ. Creates the run if there is none of this name."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
     session: int
     """Random number of this learner's life; ranks of one job pass the same one."""
     step: int
     run: str = DEFAULT_RUN
     policy_entropy: float | None = None
     """Mean policy entropy of this step; nats. None: not reported."""
-    op: Literal["cotune"] = "cotune"
+    op: ClassVar[str] = "cotune"
 
     def __post_init__(self) -> None:
         check_name("run", self.run)
@@ -104,9 +99,8 @@ class Cotune:
 class Entropy:
     """The entropies of a run as they stand."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
     run: str = DEFAULT_RUN
-    op: Literal["entropy"] = "entropy"
+    op: ClassVar[str] = "entropy"
 
     def __post_init__(self) -> None:
         check_name("run", self.run)
@@ -116,10 +110,9 @@ class Entropy:
 class Read:
     """One slot's value, by number or by registered name."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
     slot: int | str
     run: str = DEFAULT_RUN
-    op: Literal["read"] = "read"
+    op: ClassVar[str] = "read"
 
     def __post_init__(self) -> None:
         check_name("run", self.run)
@@ -131,11 +124,10 @@ class Read:
 class Write:
     """Writes one of the user's slots. Creates the run if there is none of this name."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
     slot: int | str
     value: float
     run: str = DEFAULT_RUN
-    op: Literal["write"] = "write"
+    op: ClassVar[str] = "write"
 
     def __post_init__(self) -> None:
         check_name("run", self.run)
@@ -152,9 +144,8 @@ MAX_FLOAT32 = 3.4028234663852886e38
 class Stats:
     """The counters of a run."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
     run: str = DEFAULT_RUN
-    op: Literal["stats"] = "stats"
+    op: ClassVar[str] = "stats"
 
     def __post_init__(self) -> None:
         check_name("run", self.run)
@@ -164,8 +155,7 @@ class Stats:
 class Status:
     """The daemon as a whole."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = _STRICT
-    op: Literal["status"] = "status"
+    op: ClassVar[str] = "status"
 
 
 Request = Hello | Acknowledge | Goodbye | Cotune | Entropy | Read | Write | Stats | Status

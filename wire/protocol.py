@@ -9,7 +9,7 @@ PROTOCOL_VERSION = 1
 
 MIN_ACTIONS = 2
 MAX_ACTIONS = 4096
-"""Bounds of K: one action leaves nothing to tune; the entropy kernel keeps its counters for at most 4096 bins on chip."""
+"""Bounds of K: one action leaves nothing to tune; the entropy kernel keeps counters for at most 4096 bins on chip."""
 
 MAX_SEQUENCE = 2**63 - 1
 """Largest batch number, learner step and counter: what int64 holds."""

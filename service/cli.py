@@ -1,0 +1,172 @@
+"""The command line: ``cotuned serve | status | read | config``.
+
+Exit codes: 0 all is well; 1 what was asked for could not be done (said on standard error); 2 the arguments are off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any, cast
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from ..config.load import ENDPOINT_VARIABLE, add_flags, load
+from ..config.settings import Settings
+from ..wire.answers import ReadAnswer, StatusAnswer
+from ..wire.connection import Connection
+from ..wire.errors import CotunedError
+from ..wire.messages import Read, Status
+from ..wire.protocol import DEFAULT_RUN
+from .daemon import serve
+from .logs import log, set_up
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    parser, flag_sources = _parser()
+    namespace = parser.parse_args(arguments)
+    try:
+        return namespace.run(namespace, flag_sources)
+    except (CotunedError, ValueError) as error:
+        print(f"cotuned: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
+    parser = argparse.ArgumentParser(
+        prog="cotuned", description="Tunes the exploration of discrete Soft Actor-Critic from the executed actions."
+    )
+    parser.add_argument("--version", action="version", version=f"cotuned {version('cotuned')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    flag_sources: dict[str, Any] = {}
+
+    command = commands.add_parser("serve", help="run the daemon")
+    command.set_defaults(run=_serve, settings="serve")
+    flag_sources["serve"] = add_flags(command)
+
+    command = commands.add_parser("status", help="ask a daemon how it is; exit code 0 if it answers")
+    command.set_defaults(run=_status)
+    _add_endpoint(command)
+    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+    command = commands.add_parser("read", help="print one slot of a run")
+    command.set_defaults(run=_read)
+    command.add_argument("slot", help="number or name, e.g. 583 or ALPHA")
+    command.add_argument("--run", dest="run_name", default=DEFAULT_RUN, help="name of the run (%(default)s)")
+    _add_endpoint(command)
+
+    config = commands.add_parser("config", help="look at settings").add_subparsers(metavar="COMMAND", required=True)
+    command = config.add_parser("show", help="print the settings that `serve` would take, as YAML")
+    command.set_defaults(run=_config_show, settings="config show")
+    flag_sources["config show"] = add_flags(command)
+    command = config.add_parser("check", help="check a settings file; exit code 0 if it can be used")
+    command.set_defaults(run=_config_check)
+    command.add_argument("file")
+    command = config.add_parser("schema", help="print the JSON schema of a settings file")
+    command.set_defaults(run=_config_schema)
+    return parser, flag_sources
+
+
+def _add_endpoint(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--endpoint", help=f"the daemon's queries endpoint (default: ${ENDPOINT_VARIABLE}, else as configured here)"
+    )
+    command.add_argument("--timeout", type=float, default=2.0, help="seconds to wait for the answer (%(default)s)")
+
+
+def _settings(namespace: argparse.Namespace, flag_sources: dict[str, Any]) -> Settings:
+    return load(namespace.config, (flag_sources[namespace.settings], namespace))
+
+
+def _serve(namespace: argparse.Namespace, flag_sources: dict[str, Any]) -> int:
+    settings = _settings(namespace, flag_sources)
+    set_up(settings.log.level)
+    try:
+        serve(settings)
+    except CotunedError:
+        raise
+    except Exception as error:
+        # Whatever it is, a supervisor sees one line with the cause, a traceback in it, and an exit code.
+        log(logging.ERROR, "failed", error=repr(error))
+        logging.getLogger("cotuned").exception("failed")
+        return 1
+    return 0
+
+
+def _endpoint(namespace: argparse.Namespace) -> str:
+    if namespace.endpoint is not None:
+        return namespace.endpoint
+    named = os.environ.get(ENDPOINT_VARIABLE)
+    if named is not None:
+        return named
+    # In the daemon's own container its settings say where it listens; a wildcard is reached by loopback.
+    endpoint = load().endpoints.queries
+    for wildcard, loopback in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://*:", "tcp://127.0.0.1:")):
+        endpoint = endpoint.replace(wildcard, loopback)
+    return endpoint
+
+
+def _ask(namespace: argparse.Namespace, request: Status | Read, answer: type[Any]) -> Any:
+    connection = Connection(_endpoint(namespace), namespace.timeout)
+    try:
+        return connection.ask(request, answer)
+    finally:
+        connection.close()
+
+
+def _status(namespace: argparse.Namespace, _: dict[str, Any]) -> int:
+    status: dict[str, Any] = asdict(_ask(namespace, Status(), StatusAnswer))
+    if namespace.json:
+        print(json.dumps(status))
+        return 0
+    table = Table(show_header=False, box=None)
+    for name, value in status.items():
+        table.add_row(name.replace("_", " "), _shown(value))
+    Console().print(table)
+    return 0
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case dict():
+            return "\n".join(f"{key} {item}" for key, item in cast("dict[str, str]", value).items())
+        case list():
+            return ", ".join(cast("list[str]", value)) or "none"
+        case float():
+            return f"{value:.1f} s"
+        case _:
+            return str(value)
+
+
+def _read(namespace: argparse.Namespace, _: dict[str, Any]) -> int:
+    slot = int(namespace.slot) if namespace.slot.isdigit() else namespace.slot
+    print(f"{_ask(namespace, Read(slot, namespace.run_name), ReadAnswer).value!r}")
+    return 0
+
+
+def _config_show(namespace: argparse.Namespace, flag_sources: dict[str, Any]) -> int:
+    settings = _settings(namespace, flag_sources).model_dump(mode="json")
+    print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
+    return 0
+
+
+def _config_check(namespace: argparse.Namespace, _: dict[str, Any]) -> int:
+    load(namespace.file, environment=False)
+    print(f"{namespace.file}: can be used")
+    return 0
+
+
+def _config_schema(_: argparse.Namespace, __: dict[str, Any]) -> int:
+    print(json.dumps(Settings.model_json_schema(), indent=2, ensure_ascii=False))
+    return 0

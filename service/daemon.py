@@ -1,0 +1,74 @@
+"""The daemon's life: bus, sockets and engine opened in order, run, and closed in the other order."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from contextlib import ExitStack
+from types import FrameType
+
+from ..config.settings import Settings
+from ..kernels import open_bus
+from .engine import Engine
+from .logs import log
+from .recorder import Recorder
+from .sockets import Sockets
+
+
+class Daemon:
+    """Everything that `cotuned serve` runs, usable in a process of one's own too.
+
+    When the constructor returns, the kernels are compiled, the sockets are bound and `endpoints` says where; batches
+    and queries wait in the sockets until `run` is called.
+
+    Args:
+        settings: all settings.
+
+    Raises:
+        DeviceUnavailable, EndpointInUse, ConfigError: what was opened before is closed again.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._stack = ExitStack()
+        try:
+            bus = open_bus(settings)
+            self._stack.callback(bus.close)
+            recorder = Recorder(settings.record) if settings.record is not None else None
+            if recorder is not None:
+                self._stack.callback(recorder.close)
+            sockets = Sockets(settings)
+            self._stack.callback(sockets.close)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._engine = Engine(settings, bus, sockets, recorder)
+        self.device = bus.device
+        self.endpoints = sockets.endpoints
+        self.tally = self._engine.tally
+
+    def run(self) -> None:
+        """Serves until `stop`, in this thread; then closes everything."""
+        with self._stack:
+            self._engine.run()
+
+    def stop(self) -> None:
+        """Asks `run` to end; safe in a signal handler and from another thread."""
+        self._engine.stop()
+
+    def stop_on_signals(self) -> None:
+        """SIGTERM and SIGINT ask `run` to end. Only in the main thread."""
+
+        def ask_to_stop(number: int, frame: FrameType | None) -> None:
+            self.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, ask_to_stop)
+
+
+def serve(settings: Settings) -> None:
+    """`cotuned serve`: runs a daemon until SIGTERM or SIGINT."""
+    daemon = Daemon(settings)
+    daemon.stop_on_signals()
+    log(logging.INFO, "ready", device=daemon.device, n_actions=settings.n_actions, endpoints=daemon.endpoints)
+    daemon.run()
+    log(logging.INFO, "stopped", batches=daemon.tally.batches, rejected=daemon.tally.rejected)

@@ -1,0 +1,211 @@
+"""The engine: one thread that takes in batches, answers queries, and owns the bus.
+
+One turn of the loop: wait until something is there; answer the queries that wait; take in at most one bounded drain
+of batches; answer the acknowledgements that were waiting for them; publish rows that changed. Queries therefore wait
+for at most one drain, however long the backlog is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict
+from typing import Any, cast
+
+from ..config.settings import Settings, is_loopback
+from ..kernels import IsvBus, Rejection
+from ..wire.codec import Batch, decode_batch, decode_control, encode_control
+from ..wire.errors import FrameError, RequestRefused, Stopping
+from ..wire.messages import Acknowledge, Cotune, Request, Write
+from .held import Held
+from .logs import log
+from .publisher import Publisher
+from .queries import Queries
+from .recorder import Recorder
+from .requests import parse_request
+from .runs import Runs
+from .sockets import Sockets
+from .staging import Staged, Staging
+from .streams import Streams, Verdict
+from .tally import Summary, Tally
+
+QUERIES_A_TURN = 256
+LONGEST_WAIT = 0.1
+"""Seconds without looking at the stop flag and the clock."""
+REMINDER_INTERVAL = 60.0
+"""Seconds between reminders that the daemon is reachable from outside without protection."""
+DRAIN_ON_STOP = 2.0
+"""Seconds that batches which have already arrived get when the daemon stops."""
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        settings: limits and intervals.
+        bus: owned by the engine's thread from now on; closed by whoever opened it.
+        sockets: bound; closed by whoever opened them.
+        recorder: gets every batch that counted; None: nobody does.
+    """
+
+    def __init__(self, settings: Settings, bus: IsvBus, sockets: Sockets, recorder: Recorder | None = None) -> None:
+        self._settings = settings
+        self._bus = bus
+        self._sockets = sockets
+        self._recorder = recorder
+        self.tally = Tally()
+        self._runs = Runs(settings, bus)
+        self._streams = Streams(settings.limits.max_actors, settings.limits.actor_expiry)
+        self._staging = Staging(settings.n_actions)
+        self._publisher = Publisher(sockets, bus, settings.publish_interval)
+        self._queries = Queries(settings, bus, self._runs, self._streams, sockets.endpoints, self.tally)
+        self._held = Held()
+        self._summary = Summary(self.tally)
+        self._exposed = [endpoint for endpoint in sockets.endpoints.values() if not is_loopback(endpoint)]
+        self._stop = False
+
+    def stop(self) -> None:
+        """Asks `run` to end; safe in a signal handler and from another thread."""
+        self._stop = True
+
+    def run(self) -> None:
+        """Works until `stop`; then takes in what has already arrived and answers whoever waits."""
+        next_summary = time.monotonic() + self._settings.log.interval
+        next_reminder = time.monotonic()
+        more = False
+        while not self._stop:
+            next_publish = self._publisher.publish_due()
+            if not more:
+                self._sockets.wait(min(LONGEST_WAIT, next_publish, self._held.next_deadline()))
+            self.serve_queries()
+            more = self.drain()
+            self._answer_held()
+            if time.monotonic() >= next_summary:
+                next_summary = time.monotonic() + self._settings.log.interval
+                self._log_summary()
+            if self._exposed and time.monotonic() >= next_reminder:
+                next_reminder = time.monotonic() + REMINDER_INTERVAL
+                log(logging.WARNING, "insecure", endpoints=self._exposed, why="reachable from outside, not encrypted")
+        self._finish()
+
+    # -- queries ------------------------------------------------------------------------------------------------
+
+    def serve_queries(self) -> None:
+        """Answers at most `QUERIES_A_TURN` of the control messages that wait."""
+        for asker, frame in self._sockets.requests(QUERIES_A_TURN):
+            self.tally.queries += 1
+            request_id: Any = None
+            try:
+                message = decode_control(frame)
+                del message["v"]
+                request_id = message.pop("id", None)
+                if type(request_id) is not int:
+                    raise FrameError("got a request without an integer 'id', expected one to put on the answer")
+                self._serve(asker, request_id, parse_request(message))
+            except (FrameError, RequestRefused) as error:
+                self._send(asker, request_id, error={"code": error.code, "message": str(error)})
+
+    def _serve(self, asker: bytes, request_id: int, request: Request) -> None:
+        if self._stop and isinstance(request, Cotune):
+            raise Stopping("the daemon is shutting down; ask again when it is back")
+        answer = self._queries.answer(request)
+        if isinstance(request, Cotune | Write):
+            self._publisher.changed(self._runs.find(request.run))
+        if isinstance(request, Acknowledge) and request.wait_ms and not self._can_answer(request):
+            self._held.hold(asker, request_id, request)
+            return
+        self._send(asker, request_id, answer=asdict(cast(Any, answer)) if answer is not None else {})
+
+    def _can_answer(self, request: Acknowledge) -> bool:
+        stream = self._streams.get(request.stream)
+        return stream is None or stream.gap or stream.last >= request.wait_for
+
+    def _answer_held(self) -> None:
+        for asker, request_id, request in self._held.take(self._can_answer):
+            self._send(asker, request_id, answer=asdict(self._streams.acknowledge(request)))
+
+    def _send(self, asker: bytes, request_id: Any, **content: Any) -> None:
+        if not self._sockets.answer(asker, encode_control({"id": request_id, **content})):
+            self.tally.undeliverable += 1
+
+    # -- batches ------------------------------------------------------------------------------------------------
+
+    def drain(self) -> bool:
+        """Takes in at most one drain of the batches that have arrived; whether there may be more."""
+        limits = self._settings.limits
+        received = 0
+        for frame in self._sockets.batches(limits.drain_batches, limits.drain_bytes):
+            received += 1
+            try:
+                batch = decode_batch(frame)
+            except FrameError as error:
+                self.tally.malformed += 1
+                log(logging.DEBUG, "malformed frame", error=str(error))
+                continue
+            self._take(batch)
+        if len(self._staging):
+            self._observe()
+        return received > 0
+
+    def _take(self, batch: Batch) -> None:
+        stream = self._streams.get(batch.stream)
+        if stream is None:
+            self.tally.unknown += 1
+            return
+        match stream.judge(batch.sequence):
+            case Verdict.TAKE:
+                self._staging.add(stream, batch)
+            case Verdict.DUPLICATE:
+                self.tally.duplicate += 1
+            case Verdict.EARLY:
+                self.tally.early += 1
+
+    def _observe(self) -> None:
+        drain, staged = self._staging.take()
+        rejections = self._bus.observe(drain)
+        self.tally.batches += len(staged) - len(rejections)
+        self.tally.actions += int(drain.lengths.sum())
+        for rejection in rejections:
+            self._reject(staged, rejection)
+            self.tally.actions -= int(drain.lengths[rejection.batch])
+        for run in {stream.run.row: stream.run for stream, _ in staged}.values():
+            self._publisher.changed(run)
+        if self._recorder is not None:
+            self._record(self._recorder, staged, {rejection.batch for rejection in rejections})
+
+    def _reject(self, staged: list[Staged], rejection: Rejection) -> None:
+        stream, batch = staged[rejection.batch]
+        stream.rejections.append((batch.sequence, rejection.code, rejection.message))
+        self.tally.rejected += 1
+        log(
+            logging.DEBUG,
+            "batch rejected",
+            run=stream.run.name,
+            actor=stream.actor,
+            batch=batch.sequence,
+            code=rejection.code,
+            reason=rejection.message,
+        )
+
+    def _record(self, recorder: Recorder, staged: list[Staged], rejected: set[int]) -> None:
+        # `staged` is in order of arrival within each run, which is all that the bus's result depends on.
+        for place, (stream, batch) in enumerate(staged):
+            if place not in rejected:
+                recorder.write(stream.run.name, stream.actor, batch)
+
+    # -- the clock and the end ----------------------------------------------------------------------------------
+
+    def _log_summary(self) -> None:
+        added = self._summary.take()
+        if added is not None:
+            bad = {"rejected", "malformed", "unknown", "undeliverable"} & set(added)
+            log(logging.WARNING if bad else logging.INFO, "load", seconds=self._settings.log.interval, **added)
+
+    def _finish(self) -> None:
+        deadline = time.monotonic() + DRAIN_ON_STOP
+        while self.drain() and time.monotonic() < deadline:
+            pass
+        for asker, request_id, request in self._held.take(lambda _: True):
+            self._send(asker, request_id, answer=asdict(self._streams.acknowledge(request)))
+        self.serve_queries()
+        self._log_summary()

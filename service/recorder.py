@@ -1,0 +1,71 @@
+"""The record: every batch that counted, in the order in which it was taken; a switch of `serve`.
+
+The file is a sequence of msgpack arrays ``[time, run, actor, frame]``: nanoseconds since 1970, two names, and the
+batch's own frame as it came over the wire (`decode_batch` reads it). It is appended to; `read_record` reads it back.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import msgpack as _untyped_msgpack  # pyright: ignore[reportMissingTypeStubs]
+
+from ..wire.codec import Batch, decode_batch, encode_batch
+from ..wire.errors import ConfigError, FrameError
+
+msgpack: Any = _untyped_msgpack
+
+
+class Recorded(NamedTuple):
+    """One batch of a record."""
+
+    time: int
+    """When it was taken; nanoseconds since 1970."""
+    run: str
+    actor: str
+    batch: Batch
+
+
+class Recorder:
+    """Appends batches to a file.
+
+    Args:
+        path: the file; it is created if need be.
+
+    Raises:
+        ConfigError: the file cannot be opened for appending.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self._file: IO[bytes] = open(path, "ab", buffering=2**20)  # noqa: SIM115 - open for the daemon's life
+        except OSError as error:
+            raise ConfigError(f"record: cannot append to {os.fspath(path)}: {error.strerror}") from error
+        self._packer: Any = msgpack.Packer()
+
+    def write(self, run: str, actor: str, batch: Batch) -> None:
+        """Appends one batch. Raises OSError when the disk does."""
+        self._file.write(self._packer.pack((time.time_ns(), run, actor, encode_batch(batch))))
+
+    def close(self) -> None:
+        """Writes what is buffered and closes the file."""
+        self._file.close()
+
+
+def read_record(path: str | os.PathLike[str]) -> Iterator[Recorded]:
+    """The batches of a record, in order.
+
+    Raises:
+        FrameError: the file is not a record. (A last entry cut short by a crash is passed over.)
+    """
+    with Path(path).open("rb") as file:
+        for entry in msgpack.Unpacker(file, max_ext_len=0, max_map_len=0, max_array_len=4):
+            try:
+                taken_at, run, actor, frame = entry
+            except (TypeError, ValueError) as error:
+                raise FrameError(f"{os.fspath(path)} is not a record: got the entry {entry!r:.80}") from error
+            yield Recorded(taken_at, run, actor, decode_batch(frame))

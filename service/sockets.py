@@ -1,0 +1,137 @@
+"""The daemon's sockets: bound, bounded, and with an end to every wait."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from typing import IO, cast
+
+import zmq
+
+from ..config.settings import Settings
+from ..wire.codec import MAX_CONTROL_BYTES
+from ..wire.connection import HEARTBEAT_MS
+from ..wire.errors import EndpointInUse
+
+_HANDSHAKE_MS = 5_000
+Socket = zmq.Socket[bytes]
+
+
+class Sockets:
+    """PULL for batches, ROUTER for queries, PUB for watchers.
+
+    Args:
+        settings: endpoints and limits.
+
+    Raises:
+        EndpointInUse: an endpoint cannot be bound; those bound before are given back.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        limits, endpoints = settings.limits, settings.endpoints
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, limits.max_sockets)
+        self._locks: list[IO[str]] = []
+        try:
+            self.actions = self._socket(zmq.PULL, limits.max_frame_bytes, limits.backlog_batches)
+            self.queries = self._socket(zmq.ROUTER, MAX_CONTROL_BYTES, 1000)
+            self.queries.router_mandatory = True  # so that an answer to nobody is seen, not dropped in silence
+            self.watch = self._socket(zmq.PUB, MAX_CONTROL_BYTES, 1000)
+            self.endpoints = {
+                "actions": self._bind(self.actions, endpoints.actions),
+                "queries": self._bind(self.queries, endpoints.queries),
+                "watch": self._bind(self.watch, endpoints.watch),
+            }
+        except BaseException:
+            self.close(0)
+            raise
+        self._poller = zmq.Poller()
+        self._poller.register(self.actions, zmq.POLLIN)
+        self._poller.register(self.queries, zmq.POLLIN)
+
+    def _socket(self, kind: int, max_bytes: int, high_water_mark: int) -> Socket:
+        socket = self._context.socket(kind)
+        socket.maxmsgsize = max_bytes
+        socket.hwm = high_water_mark
+        socket.linger = 0
+        socket.handshake_ivl = _HANDSHAKE_MS
+        socket.heartbeat_ivl = HEARTBEAT_MS
+        socket.heartbeat_timeout = 2 * HEARTBEAT_MS
+        socket.heartbeat_ttl = 3 * HEARTBEAT_MS
+        return socket
+
+    def _bind(self, socket: Socket, endpoint: str) -> str:
+        if endpoint.startswith("ipc://"):
+            self._lock(endpoint.removeprefix("ipc://"))
+        socket.ipv6 = "[" in endpoint
+        umask = os.umask(0o077)  # an ipc socket is for this user only, whatever the umask was
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointInUse(
+                f"cannot bind {endpoint}: {error.strerror}; stop what listens there, choose another endpoint, "
+                "or use port 0 for any free one"
+            ) from error
+        finally:
+            os.umask(umask)
+        return cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
+
+    def _lock(self, path: str) -> None:
+        """ZeroMQ lets a second daemon steal an ipc path without a word; a lock file does not."""
+        try:
+            lock = open(path + ".lock", "w")  # noqa: SIM115 - held for the daemon's life
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise EndpointInUse(
+                f"cannot bind ipc://{path}: {error.strerror} ({path}.lock); is another daemon running there, "
+                "and does the folder exist?"
+            ) from error
+        self._locks.append(lock)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when something can be received, or after `seconds`."""
+        self._poller.poll(max(0, int(seconds * 1000)))
+
+    def batches(self, most: int, most_bytes: int) -> Iterator[bytes]:
+        """Frames of batches that have arrived; ends when there are no more, or at a limit. Does not wait."""
+        receive, size = self.actions.recv, 0
+        with contextlib.suppress(zmq.Again):
+            for _ in range(most):
+                frame = receive(zmq.DONTWAIT)
+                yield frame
+                size += len(frame)
+                if size >= most_bytes:
+                    return
+
+    def requests(self, most: int) -> Iterator[tuple[bytes, bytes]]:
+        """(asker, frame) of control messages that have arrived; ends like `batches`. Does not wait."""
+        with contextlib.suppress(zmq.Again):
+            for _ in range(most):
+                asker, *frames = self.queries.recv_multipart(zmq.DONTWAIT)
+                yield asker, frames[-1] if frames else b""
+
+    def answer(self, asker: bytes, frame: bytes) -> bool:
+        """Sends an answer; False if the asker is gone or does not read."""
+        try:
+            self.queries.send_multipart([asker, frame], zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        return True
+
+    def publish(self, topic: bytes, frame: bytes) -> None:
+        """Sends to whoever watches; one that does not read misses messages, by the nature of PUB."""
+        self.watch.send_multipart([topic, frame], zmq.DONTWAIT)
+
+    def close(self, linger_ms: int = 500) -> None:
+        """Closes all sockets; answers under way get `linger_ms` milliseconds."""
+        for name in ("actions", "queries", "watch"):
+            socket: Socket | None = getattr(self, name, None)
+            if socket is not None:
+                socket.close(linger_ms)
+        self._context.term()
+        for lock in self._locks:
+            lock.close()
