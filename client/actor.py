@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket as hostnames
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from ..wire.answers import AcknowledgeAnswer, HelloAnswer
+from ..wire.answers import AcknowledgeAnswer, HelloAnswer, answer_from_map
 from ..wire.codec import PHASES, Batch, action_dtype, encode_batch
 from ..wire.connection import DEFAULT_ENDPOINT, Connection, check_timeout, set_common_options
 from ..wire.errors import (
@@ -95,7 +96,8 @@ class ActorClient:
         self._cursor = 1  # number of the next frame to hand to the transport
         self._asked: tuple[int, float] | None = None  # request id and deadline of the acknowledgement under way
         self._asked_at_batch, self._asked_at = 0, 0.0
-        self._moved_at = self._resent_at = time.monotonic()
+        self._moved_at = time.monotonic()
+        self._resent_at = -math.inf
         self._rejections: deque[BatchRejected] = deque()
         self._rejections_seen = 0
         hello = Hello(self.actor, self.stream, 0, run, n_actions)  # checked before a socket is opened
@@ -266,9 +268,9 @@ class ActorClient:
         message = self._connection.receive(self._asked[0], seconds)
         if message is not None:
             self._asked = None
-            self._take(AcknowledgeAnswer(**{name: message[name] for name in AcknowledgeAnswer.__slots__}))
+            self._take(answer_from_map(AcknowledgeAnswer, message), seconds)
 
-    def _take(self, answer: AcknowledgeAnswer) -> None:
+    def _take(self, answer: AcknowledgeAnswer, seconds: float) -> None:
         if not answer.known:
             self._say_hello_again()
             return
@@ -290,8 +292,11 @@ class ActorClient:
                 self._reject(BatchRejected(sequence, code, sentence))
         all_sent = self._cursor > self._last
         stuck = all_sent and self._applied < self._last and now - self._moved_at >= _RESEND_SECONDS
-        if (answer.gap or stuck) and now - self._resent_at >= _RESEND_PAUSE_SECONDS:
-            self._resend(now)
+        if answer.gap or stuck:
+            if now - self._resent_at >= _RESEND_PAUSE_SECONDS:
+                self._resend(now)
+            else:
+                time.sleep(min(seconds, 0.01))  # what was sent again is under way; the daemon answers at once
 
     def _resend(self, now: float) -> None:
         """Go back to the first batch that is not applied."""

@@ -147,8 +147,9 @@ def plan(drain: Drain, rejected: Sequence[Rejection], pool_actions: Int64Array, 
     segment_row: list[int] = []
     takes_pool: list[bool] = []
     complete: list[bool] = []
-    run_starts = np.flatnonzero(np.diff(rows, prepend=-1)) if batches.size else np.empty(0, np.int64)
-    for start, stop in zip(run_starts.tolist(), [*run_starts[1:].tolist(), batches.size], strict=True):
+    run_starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    run_stops = np.append(run_starts[1:], batches.size)[: run_starts.size]  # none where no batch counts
+    for start, stop in zip(run_starts.tolist(), run_stops.tolist(), strict=True):
         row = int(rows[start])
         pooled = int(pool_actions[row])
         begin = start

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from ..config.settings import Settings, is_loopback
 from ..kernels import IsvBus, Rejection
-from ..wire.codec import Batch, decode_batch, decode_control, encode_control
+from ..wire.codec import Batch, action_dtype, decode_batch, decode_control, encode_control
 from ..wire.errors import FrameError, RequestRefused, Stopping
 from ..wire.messages import Acknowledge, Cotune, Request, Write
 from .held import Held
@@ -54,6 +54,7 @@ class Engine:
         self._sockets = sockets
         self._recorder = recorder
         self.tally = Tally()
+        self._index_bytes = action_dtype(settings.n_actions).itemsize
         self._runs = Runs(settings, bus)
         self._streams = Streams(settings.limits.max_actors, settings.limits.actor_expiry)
         self._staging = Staging(settings.n_actions)
@@ -132,12 +133,12 @@ class Engine:
 
     def drain(self) -> bool:
         """Takes in at most one drain of the batches that have arrived; whether there may be more."""
-        limits = self._settings.limits
+        limits, index_bytes = self._settings.limits, self._index_bytes
         received = 0
         for frame in self._sockets.batches(limits.drain_batches, limits.drain_bytes):
             received += 1
             try:
-                batch = decode_batch(frame)
+                batch = decode_batch(frame, index_bytes)
             except FrameError as error:
                 self.tally.malformed += 1
                 log(logging.DEBUG, "malformed frame", error=str(error))

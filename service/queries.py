@@ -80,8 +80,8 @@ class Queries:
             case Entropy():
                 return self._entropy(request)
             case Read():
-                run = self._runs.find(request.run)
                 slot = self._slot(request.slot)
+                run = self._runs.find(request.run)
                 return ReadAnswer(slot, float(self._bus.row(run.row).slots[slot]))
             case Write():
                 return self._write(request)

@@ -28,10 +28,6 @@ class Staging:
     def __len__(self) -> int:
         return len(self._staged)
 
-    def fits(self, batch: Batch) -> bool:
-        """Whether the batch's bytes are whole indices."""
-        return len(batch.executed) % self._dtype.itemsize == 0
-
     def add(self, stream: Stream, batch: Batch) -> None:
         """Appends a batch that was taken from its stream."""
         self._staged.append((stream, batch))

@@ -68,8 +68,12 @@ def encode_batch(batch: Batch) -> bytes:
     return cast(bytes, msgpack.packb((PROTOCOL_VERSION, *batch)))
 
 
-def decode_batch(frame: bytes | memoryview) -> Batch:
+def decode_batch(frame: bytes | memoryview, index_bytes: int = 1) -> Batch:
     """The batch of a frame.
+
+    Args:
+        frame: as it came over the wire.
+        index_bytes: bytes of one action index; `executed` must hold whole ones.
 
     Raises:
         FrameError: not a msgpack array of 8 fields of the types above, or another protocol version.
@@ -100,11 +104,11 @@ def decode_batch(frame: bytes | memoryview) -> Batch:
     if len(fields) != _BATCH_FIELDS:
         raise FrameError(f"got a batch frame of {len(fields)} fields, expected {_BATCH_FIELDS}")
     batch = Batch._make(fields[1:])
-    _check_batch(batch)
+    _check_batch(batch, index_bytes)
     return batch
 
 
-def _check_batch(batch: Batch) -> None:
+def _check_batch(batch: Batch, index_bytes: int) -> None:
     for name in ("stream", "sequence", "step"):
         value = getattr(batch, name)
         if type(value) is not int or not 0 <= value <= MAX_SEQUENCE:
@@ -115,6 +119,10 @@ def _check_batch(batch: Batch) -> None:
         raise FrameError(f"batch field 'phase': got {batch.phase!r:.80}, expected 0 (train) or 1 (prefill)")
     if type(batch.executed) is not bytes:
         raise FrameError(f"batch field 'executed': got {type(batch.executed).__name__}, expected bin")
+    if len(batch.executed) % index_bytes:
+        raise FrameError(
+            f"batch field 'executed': got {len(batch.executed)} bytes, expected whole indices of {index_bytes} bytes"
+        )
     if batch.proposed is not None:
         if type(batch.proposed) is not bytes:
             raise FrameError(f"batch field 'proposed': got {type(batch.proposed).__name__}, expected bin or nil")
@@ -144,6 +152,7 @@ def decode_control(frame: bytes) -> dict[str, Any]:
         message: Any = msgpack.unpackb(
             frame,
             object_pairs_hook=_unique_keys,
+            ext_hook=_no_extensions,  # max_ext_len=0 lets those of length 0 pass
             max_array_len=_MAX_ARRAY,
             max_map_len=_MAX_MAP,
             max_ext_len=0,
@@ -164,6 +173,10 @@ def decode_control(frame: bytes) -> dict[str, Any]:
             "protocol_mismatch",
         )
     return cast("dict[str, Any]", message)
+
+
+def _no_extensions(code: int, data: bytes) -> Any:
+    raise FrameError(f"got the msgpack extension type {code}, expected none")
 
 
 def _unique_keys(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
@@ -142,4 +143,10 @@ class Connection:
         forked child, does nothing."""
         if os.getpid() == self._pid:
             self._socket.close(linger_ms)
-            self.context.destroy()
+            self.context.destroy(0)
+
+    def __del__(self) -> None:
+        # A context that is collected with open sockets waits for them for ever (libzmq's zmq_ctx_term).
+        if hasattr(self, "_socket") and not self._socket.closed and os.getpid() == self._pid:
+            warnings.warn(f"a client of {self.endpoint} was not closed", ResourceWarning, source=self, stacklevel=2)
+            self.close()

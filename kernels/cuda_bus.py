@@ -1,0 +1,230 @@
+"""`CudaBus`: the bus in the memory of a GPU, worked on by ``action_entropy.cu`` and ``sac_cotune.cu`` through CuPy.
+
+The host decides which batches count and where observations end (`drain`), from numbers that it knows: lengths, index
+ranges, and a mirror of how many actions are in each run's pool. So a drain is one copy up and one or two launches, and
+nothing is read back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..config.settings import Settings
+from ..wire.errors import DeviceUnavailable
+from ..wire.slots import Counter
+from .bus import RowState
+from .cuda_modules import OPENING, Pinned, Staging, compiled, cuda_errors, import_cupy, power_of_two
+from .cuda_sources import FINISH_THREADS, RecordLayout, count_threads
+from .drain import Drain, Int64Array, Plan, Rejection, plan, reject
+from .parameters import run_parameters
+from .sac_cotune import initialize_tuner
+from .upload import MAX_PIECE_ACTIONS, Layout, Tables, action_dtype, pack, split, tabulate
+
+PART_ACTIONS = 2**24
+"""Most actions that are uploaded at a time; a larger drain goes in parts, a larger batch as a whole."""
+
+PART_COUNTS = 2**23
+"""Most counts of pieces that lie on the device at a time (32 MiB)."""
+
+MIN_PIECE_ACTIONS = 4096
+"""Fewer actions are not worth a block of their own."""
+
+
+class CudaBus:
+    """An `IsvBus` on CUDA device 0 (choose another with ``CUDA_VISIBLE_DEVICES``).
+
+    Args:
+        settings: n_actions, bus and observation are used.
+
+    Raises:
+        DeviceUnavailable: there is no CuPy, no device, or the kernels do not work on it; the message says which.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._cupy = import_cupy()
+        self._n_actions = settings.n_actions
+        self._n_slots = settings.bus.n_slots
+        self._pool_min_actions = settings.observation.pool_min_actions
+        self._pool_actions: Int64Array = np.zeros(settings.bus.max_runs, dtype=np.int64)  # mirror of the device's
+        self._layout = RecordLayout.of(self._n_slots, self._n_actions)
+        self._dtype = action_dtype(self._n_actions)
+        with cuda_errors(self._cupy, "opening the CUDA device", OPENING):
+            self._allocate(settings.bus.max_runs)
+            self._compile()
+            self._try_out(settings)
+
+    def _errors(self, doing: str) -> Any:
+        return cuda_errors(self._cupy, doing)
+
+    def _allocate(self, max_runs: int) -> None:
+        cuda = self._cupy.cuda
+        self._runtime = cuda.runtime
+        self._device = cuda.Device(0)
+        with self._device:
+            properties = self._runtime.getDeviceProperties(self._device.id)
+            self._name = properties["name"].decode()
+            self._n_multiprocessors = int(properties["multiProcessorCount"])
+            self._stream = cuda.Stream(non_blocking=True)
+            # A cudaMalloc of its own, outside CuPy's pool: CUDA IPC exports whole allocations.
+            self._bus = cuda.Memory(max_runs * self._layout.size)
+            self._partials = cuda.Memory(4 * 2**16)
+            self._policy_entropy = cuda.Memory(8)
+            self._staging = Staging(self._cupy, 2**16)
+            self._record = Pinned(self._cupy, self._layout.size)
+            self._cell = Pinned(self._cupy, 8)
+
+    def _compile(self) -> None:
+        with self._device:
+            entropy = compiled(self._cupy, "action_entropy", self._n_actions, self._n_slots)
+            tuner = compiled(self._cupy, "sac_cotune", self._n_actions, self._n_slots)
+            self._count_pieces = entropy.get_function("count_pieces")
+            self._finish_runs = entropy.get_function("finish_runs")
+            self._observe_piece = entropy.get_function("observe_piece")
+            self._sac_cotune = tuner.get_function("sac_cotune")
+
+    def _try_out(self, settings: Settings) -> None:
+        """Runs every kernel once, so that the first real drain finds them loaded, and checks what they counted."""
+        self._clear()
+        self.open_row(0, run_parameters(settings, ""))
+        last = self._n_actions - 1
+        for n, batches in ((1, 1), (MAX_PIECE_ACTIONS, 2)):
+            executed = np.full(n * batches, last, dtype=self._dtype)
+            lengths = np.full(batches, n, dtype=np.int64)
+            rows, flags = np.zeros(batches, dtype=np.int64), np.ones(batches, dtype=np.bool_)
+            self.observe(Drain(executed, lengths, rows, flags, np.zeros_like(executed), flags))
+        state = self.cotune(0, None)
+        counted = int(state.counters[Counter.ACTIONS_PREFILL])
+        pooled = int(state.pool[: self._n_actions].sum())
+        if (
+            counted != 1 + 2 * MAX_PIECE_ACTIONS
+            or pooled != self._pool_actions[0]
+            or not np.isfinite(state.slots).all()
+        ):
+            raise DeviceUnavailable(
+                f"{self.device} gave wrong results in the self-test: counted {counted} actions with {pooled} of them "
+                f"pooled, expected {1 + 2 * MAX_PIECE_ACTIONS} and {self._pool_actions[0]}; {OPENING}"
+            )
+        self._clear()
+
+    def _clear(self) -> None:
+        with self._device:
+            self._runtime.memsetAsync(self._bus.ptr, 0, self._bus.size, self._stream.ptr)
+            self._stream.synchronize()
+        self._pool_actions[:] = 0
+
+    @property
+    def device(self) -> str:
+        """See `IsvBus`."""
+        return f"cuda:{self._device.id} ({self._name}, CuPy {self._cupy.__version__})"
+
+    def open_row(self, row: int, parameters: npt.NDArray[np.float64]) -> None:
+        """See `IsvBus`."""
+        record = self._record.bytes
+        record[:] = 0
+        record[self._layout.parameters :][: parameters.nbytes].view(np.float64)[:] = parameters
+        initialize_tuner(record[: 4 * self._n_slots].view(np.float32), parameters)
+        with self._errors(f"opening row {row} of the bus"), self._device:
+            self._copy(self._row_address(row), self._record.address, self._layout.size)
+            self._stream.synchronize()
+        self._pool_actions[row] = 0
+
+    def observe(self, drain: Drain) -> list[Rejection]:
+        """See `IsvBus`."""
+        rejections: list[Rejection] = []
+        max_batches = max(1, PART_COUNTS // (self._n_actions + 1))
+        for first, part in split(drain, max_batches, PART_ACTIONS):
+            rejected = reject(part, self._n_actions)
+            cut = plan(part, rejected, self._pool_actions, self._pool_min_actions)
+            tables = tabulate(part, rejected, cut, self._piece_actions(int(part.lengths.sum())))
+            if tables.runs.size:
+                with self._errors("a drain on the GPU"), self._device, self._stream:
+                    self._process(part, cut, tables)
+                self._follow_pools(tables)
+            rejections += [bad._replace(batch=first + bad.batch) for bad in rejected]
+        return rejections
+
+    def _piece_actions(self, n_actions: int) -> int:
+        """Pieces small enough to occupy the whole chip twice, and large enough to be worth a block."""
+        share = -(-n_actions // (2 * self._n_multiprocessors))
+        return min(max(power_of_two(share), MIN_PIECE_ACTIONS), MAX_PIECE_ACTIONS)
+
+    def _process(self, drain: Drain, cut: Plan, tables: Tables) -> None:
+        layout = Layout.of(tables, self._dtype)
+        pack(self._staging.buffer(layout.size), layout, tables, drain, cut, self._dtype)
+        base = self._staging.upload(layout.size, self._stream)
+        self._launch(base, layout, tables)
+
+    def _launch(self, base: int, layout: Layout, tables: Tables) -> None:
+        actions = np.uint64(base + layout.actions)
+        proposed = np.uint64(base + layout.proposed if layout.proposed >= 0 else 0)
+        bus, segments = np.uint64(self._bus.ptr), np.uint64(base + layout.segments)
+        if tables.n_pieces == 1 and tables.runs.size == 1:
+            arguments = (bus, tables.runs, tables.segments, actions, proposed)  # the tables' one entry, by value
+            self._observe_piece((1,), (count_threads(self._n_actions),), arguments)
+            return
+        needed = 4 * tables.n_pieces * (self._n_actions + 1)
+        if self._partials.size < needed:
+            self._partials = self._cupy.cuda.Memory(power_of_two(needed))
+        partials = np.uint64(self._partials.ptr)
+        if tables.n_pieces:
+            arguments = (actions, proposed, np.uint64(base + layout.piece_start), partials)
+            self._count_pieces((tables.n_pieces,), (count_threads(self._n_actions),), arguments)
+        arguments = (bus, np.uint64(base + layout.runs), segments, partials)
+        self._finish_runs((tables.runs.size,), (FINISH_THREADS,), arguments)
+
+    def _follow_pools(self, tables: Tables) -> None:
+        runs = tables.runs[tables.runs["n_segments"] > 0]
+        last = tables.segments[runs["first_segment"] + runs["n_segments"] - 1]
+        before = np.where(last["takes_pool"] > 0, self._pool_actions[runs["row"]], 0)
+        self._pool_actions[runs["row"]] = np.where(last["complete"] > 0, 0, before + last["actions"])
+
+    def cotune(self, row: int, policy_entropy: float | None) -> RowState:
+        """See `IsvBus`."""
+        self._cell.bytes.view(np.float64)[0] = np.nan if policy_entropy is None else policy_entropy
+        with self._errors("sac_cotune on the GPU"), self._device, self._stream:
+            self._copy(self._policy_entropy.ptr, self._cell.address, 8)
+            arguments = (np.uint64(self._bus.ptr), np.int64(row), np.uint64(self._policy_entropy.ptr))
+            self._sac_cotune((1,), (1,), arguments)
+        return self.row(row)
+
+    def row(self, row: int) -> RowState:
+        """See `IsvBus`."""
+        with self._errors(f"reading row {row} of the bus"), self._device:
+            runtime = self._runtime
+            self._runtime.memcpyAsync(
+                self._record.address,
+                self._row_address(row),
+                self._layout.parameters,
+                runtime.memcpyDeviceToHost,
+                self._stream.ptr,
+            )
+            self._stream.synchronize()
+        record, layout = self._record.bytes, self._layout
+        return RowState(
+            record[: 4 * self._n_slots].view(np.float32).copy(),
+            record[layout.counters : layout.pool].view(np.int64).copy(),
+            record[layout.pool : layout.parameters].view(np.int64).copy(),
+        )
+
+    def write(self, row: int, slot: int, value: float) -> np.float32:
+        """See `IsvBus`."""
+        written = np.float32(value)
+        self._cell.bytes[:4].view(np.float32)[0] = written
+        with self._errors(f"writing slot {slot} of row {row}"), self._device:
+            self._copy(self._row_address(row) + 4 * slot, self._cell.address, 4)
+            self._stream.synchronize()
+        return written
+
+    def _row_address(self, row: int) -> int:
+        return int(self._bus.ptr) + row * self._layout.size
+
+    def _copy(self, target: int, origin: int, size: int) -> None:
+        self._runtime.memcpyAsync(target, origin, size, self._runtime.memcpyHostToDevice, self._stream.ptr)
+
+    def close(self) -> None:
+        """See `IsvBus`. Everything that CUDA gave goes back when its last reference goes."""
+        for name in ("_bus", "_partials", "_policy_entropy", "_staging", "_record", "_cell", "_stream"):
+            self.__dict__.pop(name, None)
