@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-
 from channel import ActorChannel
 from confidence import confidence
-from cotuned.client import ActorClient, ConfidenceGate, GateChain
 from distillation import entropy, log_softmax
 from env import HOLD, N_ACTIONS, OBSERVATION_SIZE, PendulumVector
 from networks import FloatArray
 from sac import SacSettings, critic_network, policy_network
+
+from cotuned.client import ActorClient, ConfidenceGate, GateChain
 
 Phase = Literal["train", "prefill"]
 
@@ -98,8 +98,8 @@ def main() -> None:
     parser.add_argument("--run", default="from-583", help="name of the run (%(default)s)")
     parser.add_argument("--index", type=int, default=0, help="of this actor, from 0 (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
-    parser.add_argument("--envs", type=int, default=16, help="environments, hence actions a batch (%(default)s)")
-    parser.add_argument("--threshold", type=float, default=0.6, help="confidence under which to hold (%(default)s)")
+    parser.add_argument("--envs", type=int, default=32, help="environments, hence actions a batch (%(default)s)")
+    parser.add_argument("--threshold", type=float, default=0.8, help="confidence under which to hold (%(default)s)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for the learner (%(default)s)")
     options = parser.parse_args()
 

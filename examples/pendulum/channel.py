@@ -43,7 +43,7 @@ def unpack(frame: bytes) -> dict[str, Any]:
         ChannelError: the frame is none of ours.
     """
     try:
-        message = msgpack.unpackb(frame, ext_hook=_unpack_array, max_buffer_size=_MAX_BYTES)
+        message = msgpack.unpackb(frame, ext_hook=_unpack_array)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise ChannelError(f"got a frame of {len(frame)} bytes that cannot be read: {error}") from error
     if not isinstance(message, dict) or "kind" not in message:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from channel import LearnerChannel
-from cotuned.client import CotuneAnswer, LearnerClient
 from env import N_ACTIONS, OBSERVATION_SIZE
 from replay import Replay
 from sac import DiscreteSac, SacSettings
+
+from cotuned.client import CotuneAnswer, LearnerClient
 
 _RETURNS_SHOWN = 64
 """Episodes in the mean return: each environment of four actors about once."""
@@ -118,8 +118,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
     parser.add_argument("--actors", type=int, default=4, help="how many take part (%(default)s)")
     parser.add_argument("--steps", type=int, default=4000, help="learner steps (%(default)s)")
-    parser.add_argument("--updates", type=int, default=1, help="gradient steps a learner step (%(default)s)")
-    parser.add_argument("--round-steps", type=int, default=4, help="environment steps a learner step (%(default)s)")
+    parser.add_argument("--updates", type=int, default=4, help="gradient steps a learner step (%(default)s)")
+    parser.add_argument("--round-steps", type=int, default=2, help="environment steps a learner step (%(default)s)")
     parser.add_argument("--prefill", type=int, default=10_240, help="transitions played at random (%(default)s)")
     parser.add_argument("--batch", type=int, default=256, help="transitions in a minibatch (%(default)s)")
     parser.add_argument("--capacity", type=int, default=200_000, help="of the replay buffer (%(default)s)")
