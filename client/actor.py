@@ -17,7 +17,7 @@ import zmq
 
 from ..wire.answers import AcknowledgeAnswer, HelloAnswer, answer_from_map
 from ..wire.codec import PHASES, Batch, action_dtype, encode_batch
-from ..wire.connection import DEFAULT_ENDPOINT, Connection, check_timeout, set_common_options
+from ..wire.connection import Connection, check_timeout, default_endpoint, set_common_options
 from ..wire.errors import (
     BatchRejected,
     CotunedError,
@@ -52,7 +52,8 @@ class ActorClient:
     Use one client in one thread at a time, and open it after a fork, not before.
 
     Args:
-        endpoint: the daemon's queries endpoint; the endpoint for batches is learned from it.
+        endpoint: the daemon's queries endpoint; the one for batches is learned from it. None:
+            ``$COTUNED_ENDPOINT``, else ``tcp://127.0.0.1:5584``.
         run: name of the training job; the first to name it creates it.
         actor: name of this actor, for people to read; two clients of one name are told apart. Default: host and pid.
         n_actions: K that the actor was built for, checked against the daemon's. None: take the daemon's.
@@ -69,7 +70,7 @@ class ActorClient:
 
     def __init__(
         self,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str | None = None,
         *,
         run: str = DEFAULT_RUN,
         actor: str | None = None,
@@ -101,7 +102,7 @@ class ActorClient:
         self._rejections: deque[BatchRejected] = deque()
         self._rejections_seen = 0
         hello = Hello(self.actor, self.stream, 0, run, n_actions)  # checked before a socket is opened
-        self._connection = Connection(endpoint, timeout)
+        self._connection = Connection(endpoint or default_endpoint(), timeout)
         try:
             answer = self._connection.ask(hello, HelloAnswer)
             self.n_actions = answer.n_actions
@@ -110,7 +111,7 @@ class ActorClient:
             set_common_options(self._push)
             self._push.immediate = True  # never queue into a connection that is not there: we resend ourselves
             self._push.sndhwm = 2 * window
-            self._push.connect(actions_endpoint or _reachable(answer.actions_endpoint, endpoint))
+            self._push.connect(actions_endpoint or _reachable(answer.actions_endpoint, self._connection.endpoint))
         except BaseException:
             self._connection.close()
             raise

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from ..wire.answers import CotuneAnswer, EntropyAnswer, ReadAnswer, StatsAnswer, StatusAnswer
-from ..wire.connection import DEFAULT_ENDPOINT, Connection
+from ..wire.connection import Connection, default_endpoint
 from ..wire.errors import InvalidRequest
 from ..wire.messages import Cotune, Entropy, Read, Stats, Status, Write
 from ..wire.protocol import DEFAULT_RUN
@@ -24,7 +24,7 @@ class LearnerClient:
     open it after a fork, not before.
 
     Args:
-        endpoint: the daemon's queries endpoint.
+        endpoint: the daemon's queries endpoint. None: ``$COTUNED_ENDPOINT``, else ``tcp://127.0.0.1:5584``.
         run: name of the training job.
         session: 0 to 2^63 − 1; ranks of one data-parallel job pass the same one. None: a random one.
         timeout: seconds that a call may wait.
@@ -35,7 +35,7 @@ class LearnerClient:
 
     def __init__(
         self,
-        endpoint: str = DEFAULT_ENDPOINT,
+        endpoint: str | None = None,
         *,
         run: str = DEFAULT_RUN,
         session: int | None = None,
@@ -44,7 +44,7 @@ class LearnerClient:
         self.run = run
         self.session = secrets.randbits(63) if session is None else session
         Cotune(self.session, 0, run)  # checked before a socket is opened
-        self._connection = Connection(endpoint, timeout)
+        self._connection = Connection(endpoint or default_endpoint(), timeout)
 
     def cotune(self, step: int, policy_entropy: float | None = None) -> CotuneAnswer:
         """α and τ for this learner step; moves them if there is a new observation.

@@ -24,6 +24,11 @@ HEARTBEAT_MS = 2_000
 """A peer that vanished without closing its connection is noticed after two of these; milliseconds."""
 
 
+def default_endpoint() -> str:
+    """The queries endpoint that ``COTUNED_ENDPOINT`` names, else the daemon's default on this machine."""
+    return os.environ.get("COTUNED_ENDPOINT") or DEFAULT_ENDPOINT
+
+
 def check_timeout(timeout: float) -> float:
     """Seconds, finite and above 0; every wait has an end."""
     if not (math.isfinite(timeout) and timeout > 0):

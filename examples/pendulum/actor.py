@@ -1,6 +1,6 @@
-"""One actor process: steps pendulums, and tells the daemon which actions were really executed.
+"""One actor process: steps pendulums, and tells the daemon which actions were really executed. By hand::
 
-    python examples/pendulum/actor.py --run from-583 --index 0 --seed 1
+python examples/pendulum/actor.py --run from-583 --index 0 --seed 1
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
 from channel import ActorChannel
 from confidence import confidence
+from cotuned.client import ActorClient, ConfidenceGate, GateChain
 from distillation import entropy, log_softmax
 from env import HOLD, N_ACTIONS, OBSERVATION_SIZE, PendulumVector
 from networks import FloatArray
 from sac import SacSettings, critic_network, policy_network
-
-from cotuned.client import ActorClient, ConfidenceGate, GateChain
 
 Phase = Literal["train", "prefill"]
 
@@ -58,9 +58,7 @@ class Actor:
             "returns": self._env.take_returns(),
         }
 
-    def _step(
-        self, phase: Phase, step: int
-    ) -> tuple[FloatArray, npt.NDArray[np.int64], FloatArray, FloatArray, float]:
+    def _step(self, phase: Phase, step: int) -> tuple[FloatArray, npt.NDArray[np.int64], FloatArray, FloatArray, float]:
         observations = self._env.observations
         n = len(observations)
         if phase == "prefill":

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -33,7 +33,7 @@ class ChannelError(RuntimeError):
 
 def pack(message: Mapping[str, Any]) -> bytes:
     """A message as bytes."""
-    return msgpack.packb(dict(message), default=_pack_array)
+    return cast(bytes, msgpack.packb(dict(message), default=_pack_array))
 
 
 def unpack(frame: bytes) -> dict[str, Any]:

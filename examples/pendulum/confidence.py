@@ -7,6 +7,7 @@ the response of executed entropy to τ would turn its sign, and a tuner with a f
 from __future__ import annotations
 
 import numpy as np
+
 from networks import FloatArray
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from types import FrameType
 
 import numpy as np
-from processes import ChildDied, Children, free_endpoints
 from rich.console import Console
 from rich.live import Live
-from table import ProgressFile, progress_line, progress_table
 
 from cotuned.client import DaemonUnreachable, LearnerClient
+from processes import ChildDied, Children, free_endpoints
+from table import ProgressFile, progress_line, progress_table
 
 HERE = Path(__file__).parent
 RUNS = ("from-420", "from-583")

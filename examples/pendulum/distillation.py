@@ -6,6 +6,7 @@ L = CE(π*, π) − α·H(π), and its gradient has a closed form: dL/dz = (π �
 from __future__ import annotations
 
 import numpy as np
+
 from networks import FloatArray
 
 

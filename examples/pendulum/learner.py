@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from channel import LearnerChannel
+from cotuned.client import CotuneAnswer, LearnerClient
 from env import N_ACTIONS, OBSERVATION_SIZE
 from replay import Replay
 from sac import DiscreteSac, SacSettings
-
-from cotuned.client import CotuneAnswer, LearnerClient
 
 _RETURNS_SHOWN = 64
 """Episodes in the mean return: each environment of four actors about once."""
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=4, help="gradient steps a learner step (%(default)s)")
     parser.add_argument("--round-steps", type=int, default=2, help="environment steps a learner step (%(default)s)")
     parser.add_argument("--prefill", type=int, default=10_240, help="transitions played at random (%(default)s)")
-    parser.add_argument("--batch", type=int, default=256, help="transitions in a minibatch (%(default)s)")
+    parser.add_argument("--batch", type=int, default=128, help="transitions in a minibatch (%(default)s)")
     parser.add_argument("--capacity", type=int, default=200_000, help="of the replay buffer (%(default)s)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for actors (%(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="file for the recorded columns (.npz)")
@@ -131,9 +131,7 @@ def main() -> None:
     try:
         with LearnerClient(options.daemon, run=options.run, timeout=15.0) as client:
             channel.wait_for_actors()
-            learner = Learner(
-                channel, client, options.seed, options.round_steps, options.batch, options.capacity
-            )
+            learner = Learner(channel, client, options.seed, options.round_steps, options.batch, options.capacity)
             learner.prefill(options.prefill)
             shown_at = 0.0
             for step in range(1, options.steps + 1):
@@ -145,7 +143,7 @@ def main() -> None:
         channel.close()
     table = np.array(learner.history, dtype=np.float64)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(options.out, **{name: table[:, i] for i, name in enumerate(COLUMNS)})
+    np.savez_compressed(options.out, allow_pickle=False, **{name: table[:, i] for i, name in enumerate(COLUMNS)})
 
 
 if __name__ == "__main__":

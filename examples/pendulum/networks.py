@@ -6,6 +6,7 @@ A framework would bring gigabytes to a demo whose networks have five thousand pa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ class EnsembleMlp:
         self.parameters: list[FloatArray] = []
         """Weights [E, in, out] and biases [E, 1, out], layer by layer."""
         last = len(sizes) - 2
-        for layer, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        for layer, (n_in, n_out) in enumerate(pairwise(sizes)):
             scale = np.sqrt(2.0 / n_in) * (last_scale if layer == last else 1.0)
             self.parameters.append((scale * rng.standard_normal((members, n_in, n_out))).astype(dtype))
             self.parameters.append(np.zeros((members, 1, n_out), dtype=dtype))

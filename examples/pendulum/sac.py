@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from distillation import distillation_gradient, log_softmax
 from networks import Adam, EnsembleMlp, FloatArray
 from replay import Minibatch
