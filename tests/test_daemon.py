@@ -41,6 +41,25 @@ def test_signals_end_it_cleanly(daemon: DaemonProcess, number: int) -> None:
     assert daemon.events("stopped")[0]["batches"] == 1
 
 
+def test_sigterm_ends_process_1(tmp_path: Path) -> None:
+    """In a container the daemon may be process 1, for which signals without a handler do nothing."""
+    probe = subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True)
+    if probe.returncode != 0:
+        pytest.skip("needs the right to make a pid namespace")
+    ports = [f"--endpoints.{name}=tcp://127.0.0.1:0" for name in ("actions", "queries", "watch")]
+    process = subprocess.Popen(
+        ["unshare", "--pid", "--fork", sys.executable, "-m", "cotuned.service", "serve", "--device=cpu", *ports],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert json.loads(process.stderr.readline())["event"] == "ready"
+    child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    os.kill(child, signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert '"stopped"' in process.stderr.read()
+
+
 def test_what_has_arrived_is_taken_in_before_it_stops(daemon: DaemonProcess) -> None:
     actor = ActorClient(daemon.endpoint)
     for _ in range(1000):
