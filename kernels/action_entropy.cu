@@ -103,7 +103,7 @@ __device__ void count_actions(const action_t* actions, int n, unsigned* bins)
 
 #endif
 
-// Number of places where two stretches of the same alignment differ; thread 0 gets it.
+// Number of places where two stretches of the same alignment differ; thread 0 gets it, the others get 0.
 __device__ unsigned count_differences(const action_t* actions, const action_t* proposed, int n)
 {
     __shared__ unsigned of_warp[COUNT_WARPS];
@@ -112,6 +112,7 @@ __device__ unsigned count_differences(const action_t* actions, const action_t* p
     for (int offset = 16; offset > 0; offset >>= 1) sum += __shfl_xor_sync(FULL_WARP, sum, offset);
     if ((threadIdx.x & 31) == 0) of_warp[threadIdx.x >> 5] = sum;
     __syncthreads();
+    if (threadIdx.x != 0) return 0;  // nobody else reads: a wide load may touch the word that thread 0 writes next
     sum = 0;
     for (int warp = 0; warp < COUNT_WARPS; ++warp) sum += of_warp[warp];
     return sum;
