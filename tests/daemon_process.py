@@ -20,10 +20,10 @@ READY_SECONDS = 30
 class DaemonProcess:
     """`cotuned serve` with the given settings; started at once."""
 
-    def __init__(self, folder: Path, device: str = "cpu", **settings: Any) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         self.settings: dict[str, Any] = {
-            "device": device,
+            "device": os.environ.get("TEST_DEVICE", "cpu"),  # "cuda": the same tests over a GPU
             "endpoints": dict.fromkeys(("actions", "queries", "watch"), "tcp://127.0.0.1:0"),
             **settings,
         }

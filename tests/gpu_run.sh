@@ -18,6 +18,11 @@ timeout 150 "$python" -m pytest tests/test_bus.py tests/test_bus_cotune.py tests
   tests/test_upload.py -m "gpu or not gpu" -p no:cacheprovider -rs --durations=6 > "$logs/tests.log" 2>&1 || failed=1
 tail -n 40 "$logs/tests.log"
 
+echo "== the daemon on the GPU"
+TEST_DEVICE=cuda timeout 200 "$python" -m pytest tests/test_learner.py tests/test_actor.py tests/test_exactly_once.py \
+  -p no:cacheprovider > "$logs/daemon.log" 2>&1 || failed=1
+tail -n 12 "$logs/daemon.log"
+
 echo "== compute-sanitizer"
 part="cuda and (seed_semantics or gate_rate or reports_are_pooled or runs_of_one or unaligned or direction or holds
   or (float64 and 61441))"
