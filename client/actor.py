@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import socket as hostnames
-import time
-from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
-import zmq
-
-from ..wire.answers import AcknowledgeAnswer, HelloAnswer, answer_from_map
 from ..wire.codec import PHASES, Batch, action_dtype, encode_batch
-from ..wire.connection import Connection, check_timeout, default_endpoint, set_common_options
-from ..wire.errors import (
-    BatchRejected,
-    CotunedError,
-    DaemonUnreachable,
-    FlushTimeout,
-    InvalidActions,
-    StreamLost,
-    WindowFull,
-)
-from ..wire.messages import Acknowledge, Goodbye, Hello
+from ..wire.connection import Connection, check_timeout, default_endpoint
+from ..wire.errors import BatchRejected, CotunedError, InvalidActions
+from ..wire.messages import Hello
 from ..wire.protocol import DEFAULT_RUN, MAX_SEQUENCE
 from .arrays import as_actions, as_rows, row_entropies
-
-_ASK_EVERY_BATCHES = 256
-_ASK_EVERY_SECONDS = 0.25
-_ANSWER_SECONDS = 1.0
-"""An acknowledgement that has not come by then is asked for again: the daemon may have been restarted."""
-_RESEND_SECONDS = 1.0
-"""Everything was sent and nothing moved for this long: the transport lost it."""
-_RESEND_PAUSE_SECONDS = 0.25
-"""After a resend the daemon gets this long before a gap makes us resend again."""
+from .delivery import Delivery
 
 
 class ActorClient:
@@ -86,37 +63,15 @@ class ActorClient:
         self.run = run
         self.actor = actor if actor is not None else f"{hostnames.gethostname()[:48]}-{os.getpid()}"
         self.stream = secrets.randbits(63)
-        self._wanted_actions = n_actions
-        self._window_limit, self._window_bytes_limit = window, window_bytes
         self._on_rejected = on_rejected
-        self._last = 0  # number of the newest batch
-        self._durable = 0
-        self._applied = 0
-        self._window: deque[bytes] = deque()  # frames of batches durable + 1 … last
-        self._window_bytes = 0
-        self._cursor = 1  # number of the next frame to hand to the transport
-        self._asked: tuple[int, float] | None = None  # request id and deadline of the acknowledgement under way
-        self._asked_at_batch, self._asked_at = 0, 0.0
-        self._moved_at = time.monotonic()
-        self._resent_at = -math.inf
-        self._rejections: deque[BatchRejected] = deque()
-        self._rejections_seen = 0
         hello = Hello(self.actor, self.stream, 0, run, n_actions)  # checked before a socket is opened
         self._connection = Connection(endpoint or default_endpoint(), timeout)
         try:
-            answer = self._connection.ask(hello, HelloAnswer)
-            self.n_actions = answer.n_actions
-            self._max_frame_bytes = answer.max_frame_bytes
-            self._push = self._connection.context.socket(zmq.PUSH)
-            set_common_options(self._push)
-            self._push.immediate = True  # never queue into a connection that is not there: we resend ourselves
-            self._push.sndhwm = 2 * window
-            self._push.connect(actions_endpoint or _reachable(answer.actions_endpoint, self._connection.endpoint))
+            self._delivery = Delivery(self._connection, hello, window, window_bytes, actions_endpoint)
         except BaseException:
             self._connection.close()
             raise
-
-    # -- pushing ------------------------------------------------------------------------------------------------
+        self.n_actions = self._delivery.terms.n_actions
 
     def push(
         self,
@@ -153,16 +108,10 @@ class ActorClient:
         """
         self._connection.check_usable()
         frame = self._encode(executed, proposed, probs, step, phase)
-        self._raise_rejection()
+        self._hand_over_rejections()
         if frame is None:
-            return self._last
-        self._wait_for_room(self._connection.timeout if timeout is None else check_timeout(timeout))
-        self._last += 1
-        self._window.append(frame)
-        self._window_bytes += len(frame)
-        self._transmit()
-        self._follow_up()
-        return self._last
+            return self._delivery.last
+        return self._delivery.send(frame, self._seconds(timeout))
 
     def _encode(self, executed: Any, proposed: Any, probs: Any, step: int, phase: str) -> bytes | None:
         if phase not in PHASES:
@@ -191,7 +140,7 @@ class ActorClient:
         frame = encode_batch(
             Batch(
                 self.stream,
-                self._last + 1,
+                self._delivery.last + 1,
                 PHASES.index(phase),
                 step,
                 actions.astype(dtype, copy=False).tobytes(),
@@ -199,26 +148,13 @@ class ActorClient:
                 row_entropy,
             )
         )
-        if len(frame) > self._max_frame_bytes:
+        largest = self._delivery.terms.max_frame_bytes
+        if len(frame) > largest:
             raise InvalidActions(
                 f"executed: got {actions.size} actions, a frame of {len(frame)} bytes; the daemon takes at most "
-                f"{self._max_frame_bytes} bytes (limits.max_frame_bytes). Push smaller batches"
+                f"{largest} bytes (limits.max_frame_bytes). Push smaller batches"
             )
         return frame
-
-    def _wait_for_room(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while len(self._window) >= self._window_limit or self._window_bytes >= self._window_bytes_limit:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise WindowFull(
-                    f"{len(self._window)} batches ({self._window_bytes} bytes) wait to become durable and none did "
-                    f"within {seconds:g} s at {self._connection.endpoint}; is the daemon running and keeping up? "
-                    "This batch was not sent"
-                )
-            self._advance(self._durable + 1, min(left, 0.1))
-
-    # -- acknowledgements ---------------------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
         """Returns when every batch pushed so far is durable (applied, as long as the daemon keeps no state on disk).
@@ -229,118 +165,24 @@ class ActorClient:
             StreamLost: the daemon lost batches that it had confirmed.
         """
         self._connection.check_usable()
-        seconds = self._connection.timeout if timeout is None else check_timeout(timeout)
-        deadline = time.monotonic() + seconds
-        while self._durable < self._last:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise FlushTimeout(
-                    f"{self._last - self._durable} of {self._last} batches were not durable within {seconds:g} s at "
-                    f"{self._connection.endpoint}; they are kept: flush again, and see whether the daemon runs"
-                )
-            self._advance(self._last, min(left, 0.5))
-        self._raise_rejection()
+        self._delivery.flush(self._seconds(timeout))
+        self._hand_over_rejections()
 
-    def _follow_up(self) -> None:
-        """Now and then, without waiting: looks for an acknowledgement, asks for the next one."""
-        if (
-            self._asked is not None
-            or self._last - self._asked_at_batch >= _ASK_EVERY_BATCHES
-            or time.monotonic() - self._asked_at >= _ASK_EVERY_SECONDS
-        ):
-            self._advance(0, 0.0)
+    def _seconds(self, timeout: float | None) -> float:
+        return self._connection.timeout if timeout is None else check_timeout(timeout)
 
-    def _advance(self, wait_for: int, seconds: float) -> None:
-        """Sends what is to be sent, asks how far the daemon is unless that is under way, and takes its answer if it
-        comes within `seconds`."""
-        now = time.monotonic()
-        if self._asked is not None and now >= self._asked[1]:
-            self._asked = None
-        if self._asked is None:
-            wait_ms = int(seconds * 1000) if wait_for else 0
-            try:
-                request_id = self._connection.send(Acknowledge(self.stream, wait_for, wait_ms, self._rejections_seen))
-            except DaemonUnreachable:
-                time.sleep(min(seconds, 0.05))  # the request queue is full: nobody has taken one for long
-                return
-            self._asked = (request_id, now + wait_ms / 1000 + _ANSWER_SECONDS)
-            self._asked_at, self._asked_at_batch = now, self._last
-        self._transmit()
-        message = self._connection.receive(self._asked[0], seconds)
-        if message is not None:
-            self._asked = None
-            self._take(answer_from_map(AcknowledgeAnswer, message), seconds)
-
-    def _take(self, answer: AcknowledgeAnswer, seconds: float) -> None:
-        if not answer.known:
-            self._say_hello_again()
-            return
-        if answer.durable < self._durable:
-            raise StreamLost(
-                f"the daemon at {self._connection.endpoint} confirmed batches up to {self._durable} and now knows "
-                f"only {answer.durable}: it was started from older state. Open a new client to go on"
-            )
-        now = time.monotonic()
-        if answer.applied > self._applied:
-            self._applied, self._moved_at = answer.applied, now
-        while self._durable < answer.durable:
-            self._window_bytes -= len(self._window.popleft())
-            self._durable += 1
-        self._cursor = max(self._cursor, self._durable + 1)
-        for sequence, code, sentence in answer.rejections:
-            if sequence > self._rejections_seen:
-                self._rejections_seen = sequence
-                self._reject(BatchRejected(sequence, code, sentence))
-        all_sent = self._cursor > self._last
-        stuck = all_sent and self._applied < self._last and now - self._moved_at >= _RESEND_SECONDS
-        if answer.gap or stuck:
-            if now - self._resent_at >= _RESEND_PAUSE_SECONDS:
-                self._resend(now)
-            else:
-                time.sleep(min(seconds, 0.01))  # what was sent again is under way; the daemon answers at once
-
-    def _resend(self, now: float) -> None:
-        """Go back to the first batch that is not applied."""
-        self._cursor = self._applied + 1
-        self._resent_at = self._moved_at = now
-        self._transmit()
-
-    def _say_hello_again(self) -> None:
-        hello = Hello(self.actor, self.stream, self._durable, self.run, self._wanted_actions)
-        answer = self._connection.ask(hello, HelloAnswer)
-        if answer.n_actions != self.n_actions:
-            raise CotunedError(
-                f"the daemon at {self._connection.endpoint} came back with {answer.n_actions} actions, this client was "
-                f"opened for {self.n_actions}; open a new client"
-            )
-        self._applied = answer.last
-        self._resend(time.monotonic())
-
-    def _transmit(self) -> None:
-        """Hands frames to the transport, in order, as many as it takes without waiting."""
-        try:
-            while self._cursor <= self._last:
-                self._push.send(self._window[self._cursor - self._durable - 1], zmq.DONTWAIT)
-                self._cursor += 1
-        except zmq.Again:
-            pass  # not lost: the cursor stands on it, and every later call tries again
-
-    def _reject(self, rejection: BatchRejected) -> None:
-        if self._on_rejected is not None:
+    def _hand_over_rejections(self) -> None:
+        rejections = self._delivery.rejections
+        while rejections:
+            rejection = rejections.popleft()
+            if self._on_rejected is None:
+                raise rejection
             self._on_rejected(rejection)
-        else:
-            self._rejections.append(rejection)
-
-    def _raise_rejection(self) -> None:
-        if self._rejections:
-            raise self._rejections.popleft()
-
-    # -- the end ------------------------------------------------------------------------------------------------
 
     @property
     def unconfirmed(self) -> int:
         """Batches pushed and not yet known to be durable."""
-        return self._last - self._durable
+        return self._delivery.last - self._delivery.durable
 
     def close(self, timeout: float | None = None) -> None:
         """Flushes, ends the stream and closes the sockets. Closing twice does nothing.
@@ -352,17 +194,14 @@ class ActorClient:
             return
         try:
             self.flush(timeout)
-            self._connection.send(Goodbye(self.stream))
-            self._push.close(0)
-            self._connection.close(linger_ms=200)
+            self._delivery.close(goodbye=True)
         finally:
             self.abandon()
 
     def abandon(self) -> None:
         """Closes at once, without a flush: batches that are not durable may be lost."""
         if not self._connection.closed:
-            self._push.close(0)
-            self._connection.close()
+            self._delivery.close(goodbye=False)
 
     def __enter__(self) -> ActorClient:
         return self
@@ -376,13 +215,3 @@ class ActorClient:
             if error is None:
                 raise
             error.add_note(f"and closing the ActorClient failed: {failure}")
-
-
-def _reachable(actions_endpoint: str, endpoint: str) -> str:
-    """The daemon says where it listens as it sees it ("0.0.0.0", a container's address): over TCP take its port, and
-    the host by which this client reached it."""
-    there, here = urlsplit(actions_endpoint), urlsplit(endpoint)
-    if there.scheme != "tcp" or here.scheme != "tcp":
-        return actions_endpoint
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
-    return f"tcp://{host}:{actions_endpoint.rpartition(':')[2]}"

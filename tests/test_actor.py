@@ -213,7 +213,7 @@ class RawActor:
 
     def __init__(self, daemon: DaemonProcess) -> None:
         self.client = ActorClient(daemon.endpoint)
-        self.push: zmq.Socket[bytes] = self.client._push
+        self.push: zmq.Socket[bytes] = self.client._delivery._push
 
     def __del__(self) -> None:
         self.client.abandon()
@@ -237,11 +237,12 @@ def test_duplicates_gaps_and_reordering_count_once(daemon: DaemonProcess) -> Non
 def test_the_client_fills_a_gap(daemon: DaemonProcess) -> None:
     with ActorClient(daemon.endpoint) as actor:
         actor.push([1])
-        actor._last += 1  # a frame that the transport loses
+        delivery = actor._delivery
+        delivery.last += 1  # a frame that the transport loses
         frame = encode_batch(Batch(actor.stream, 2, 0, 0, b"\2"))
-        actor._window.append(frame)
-        actor._window_bytes += len(frame)
-        actor._cursor += 1
+        delivery._frames.append(frame)
+        delivery._bytes += len(frame)
+        delivery._cursor += 1
         actor.push([3])
         actor.flush()
     counted = stats(daemon)
@@ -290,7 +291,7 @@ def test_an_oversize_frame_does_not_stop_the_others(start_daemon: Callable[..., 
         for i in range(20):
             actor.push([1])
             if i == 10:
-                actor._push.send(b"\0" * 5000)
+                actor._delivery._push.send(b"\0" * 5000)
     assert stats(daemon).batches == 20
 
 

@@ -1,0 +1,210 @@
+"""The actor's side of exactly-once delivery: a window of frames that are not durable yet, sent again when need be."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import zmq
+
+from ..wire.answers import AcknowledgeAnswer, HelloAnswer, answer_from_map
+from ..wire.connection import Connection, set_common_options
+from ..wire.errors import BatchRejected, CotunedError, DaemonUnreachable, FlushTimeout, StreamLost, WindowFull
+from ..wire.messages import Acknowledge, Goodbye, Hello
+
+_ASK_EVERY_BATCHES = 256
+_ASK_EVERY_SECONDS = 0.25
+_ANSWER_SECONDS = 1.0
+"""An acknowledgement that has not come by then is asked for again: the daemon may have been restarted."""
+_RESEND_SECONDS = 1.0
+"""Everything was sent and nothing moved for this long: the transport lost it."""
+_RESEND_PAUSE_SECONDS = 0.25
+"""After a resend the daemon gets this long before a gap makes us resend again."""
+
+
+class Delivery:
+    """One stream of numbered frames, delivered by go-back-N.
+
+    Frames ``durable + 1 … last`` are kept. `_cursor` is the number of the next frame to hand to the transport: it moves
+    on with what is sent, and back to ``applied + 1`` when something was lost.
+
+    Args:
+        connection: to the daemon's queries endpoint; closed by `close`.
+        hello: opens the stream.
+        window: most frames kept.
+        window_bytes: most bytes of them; the frame that passes this limit is still taken.
+        actions_endpoint: where to push, if not where the daemon says.
+
+    Raises:
+        DaemonUnreachable, RequestRefused: the daemon did not answer, or refused the stream.
+    """
+
+    def __init__(
+        self, connection: Connection, hello: Hello, window: int, window_bytes: int, actions_endpoint: str | None
+    ) -> None:
+        self._connection = connection
+        self._hello = hello
+        self._limit, self._bytes_limit = window, window_bytes
+        self.last = 0
+        """Number of the newest frame."""
+        self.durable = 0
+        """Number of the last frame that the daemon confirmed as durable."""
+        self._applied = 0
+        self._frames: deque[bytes] = deque()
+        self._bytes = 0
+        self._cursor = 1
+        self._asked: tuple[int, float] | None = None  # request id and deadline of the acknowledgement under way
+        self._asked_at_frame, self._asked_at = 0, 0.0
+        self._moved_at = time.monotonic()
+        self._resent_at = -math.inf
+        self.rejections: deque[BatchRejected] = deque()
+        """Rejections that nobody has taken yet, oldest first."""
+        self._rejections_seen = 0
+        self.terms = connection.ask(hello, HelloAnswer)
+        """What the daemon said when the stream was opened."""
+        self._push = connection.context.socket(zmq.PUSH)
+        set_common_options(self._push)
+        self._push.immediate = True  # never queue into a connection that is not there: we resend ourselves
+        self._push.sndhwm = 2 * window
+        self._push.connect(actions_endpoint or _reachable(self.terms.actions_endpoint, connection.endpoint))
+
+    def send(self, frame: bytes, seconds: float) -> int:
+        """Takes one frame, whose number must be ``last + 1``, and returns that number.
+
+        Raises:
+            WindowFull: no room came free within `seconds`; the frame was not taken.
+        """
+        self._wait_for_room(seconds)
+        self.last += 1
+        self._frames.append(frame)
+        self._bytes += len(frame)
+        self._transmit()
+        many = self.last - self._asked_at_frame >= _ASK_EVERY_BATCHES
+        if self._asked is not None or many or time.monotonic() - self._asked_at >= _ASK_EVERY_SECONDS:
+            self._advance(0, 0.0)
+        return self.last
+
+    def _wait_for_room(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while len(self._frames) >= self._limit or self._bytes >= self._bytes_limit:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise WindowFull(
+                    f"{len(self._frames)} batches ({self._bytes} bytes) wait to become durable and none did "
+                    f"within {seconds:g} s at {self._connection.endpoint}; is the daemon running and keeping up? "
+                    "This batch was not sent"
+                )
+            self._advance(self.durable + 1, min(left, 0.1))
+
+    def flush(self, seconds: float) -> None:
+        """Returns when every frame is durable.
+
+        Raises:
+            FlushTimeout: some were not within `seconds`; they are kept.
+        """
+        deadline = time.monotonic() + seconds
+        while self.durable < self.last:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise FlushTimeout(
+                    f"{self.last - self.durable} of {self.last} batches were not durable within {seconds:g} s at "
+                    f"{self._connection.endpoint}; they are kept: flush again, and see whether the daemon runs"
+                )
+            self._advance(self.last, min(left, 0.5))
+
+    def _advance(self, wait_for: int, seconds: float) -> None:
+        """Sends what is to be sent, asks how far the daemon is unless that is under way, and takes its answer if it
+        comes within `seconds`."""
+        now = time.monotonic()
+        if self._asked is not None and now >= self._asked[1]:
+            self._asked = None
+        if self._asked is None:
+            wait_ms = int(seconds * 1000) if wait_for else 0
+            request = Acknowledge(self._hello.stream, wait_for, wait_ms, self._rejections_seen)
+            try:
+                request_id = self._connection.send(request)
+            except DaemonUnreachable:
+                time.sleep(min(seconds, 0.05))  # the request queue is full: nobody has taken one for long
+                return
+            self._asked = (request_id, now + wait_ms / 1000 + _ANSWER_SECONDS)
+            self._asked_at, self._asked_at_frame = now, self.last
+        self._transmit()
+        message = self._connection.receive(self._asked[0], seconds)
+        if message is not None:
+            self._asked = None
+            self._take(answer_from_map(AcknowledgeAnswer, message), seconds)
+
+    def _take(self, answer: AcknowledgeAnswer, seconds: float) -> None:
+        if not answer.known:
+            self._say_hello_again()
+            return
+        if answer.durable < self.durable:
+            raise StreamLost(
+                f"the daemon at {self._connection.endpoint} confirmed batches up to {self.durable} and now knows "
+                f"only {answer.durable}: it was started from older state. Open a new client to go on"
+            )
+        now = time.monotonic()
+        if answer.applied > self._applied:
+            self._applied, self._moved_at = answer.applied, now
+        while self.durable < answer.durable:
+            self._bytes -= len(self._frames.popleft())
+            self.durable += 1
+        self._cursor = max(self._cursor, self.durable + 1)
+        for sequence, code, sentence in answer.rejections:
+            if sequence > self._rejections_seen:
+                self._rejections_seen = sequence
+                self.rejections.append(BatchRejected(sequence, code, sentence))
+        all_sent = self._cursor > self.last
+        stuck = all_sent and self._applied < self.last and now - self._moved_at >= _RESEND_SECONDS
+        if answer.gap or stuck:
+            if now - self._resent_at >= _RESEND_PAUSE_SECONDS:
+                self._resend(now)
+            else:
+                time.sleep(min(seconds, 0.01))  # what was sent again is under way; the daemon answers at once
+
+    def _resend(self, now: float) -> None:
+        """Goes back to the first frame that is not applied."""
+        self._cursor = self._applied + 1
+        self._resent_at = self._moved_at = now
+        self._transmit()
+
+    def _say_hello_again(self) -> None:
+        answer = self._connection.ask(replace(self._hello, base=self.durable), HelloAnswer)
+        if answer.n_actions != self.terms.n_actions:
+            raise CotunedError(
+                f"the daemon at {self._connection.endpoint} came back with {answer.n_actions} actions, this client was "
+                f"opened for {self.terms.n_actions}; open a new client"
+            )
+        self._applied = answer.last
+        self._resend(time.monotonic())
+
+    def _transmit(self) -> None:
+        """Hands frames to the transport, in order, as many as it takes without waiting."""
+        try:
+            while self._cursor <= self.last:
+                self._push.send(self._frames[self._cursor - self.durable - 1], zmq.DONTWAIT)
+                self._cursor += 1
+        except zmq.Again:
+            pass  # not lost: the cursor stands on it, and every later call tries again
+
+    def close(self, goodbye: bool) -> None:
+        """Closes the sockets at once; with `goodbye` the daemon is told that the stream has ended."""
+        linger_ms = 0
+        if goodbye:
+            self._connection.send(Goodbye(self._hello.stream))
+            linger_ms = 200
+        self._push.close(0)
+        self._connection.close(linger_ms)
+
+
+def _reachable(actions_endpoint: str, endpoint: str) -> str:
+    """The daemon says where it listens as it sees it ("0.0.0.0", a container's address): over TCP take its port, and
+    the host by which this client reached it."""
+    there, here = urlsplit(actions_endpoint), urlsplit(endpoint)
+    if there.scheme != "tcp" or here.scheme != "tcp":
+        return actions_endpoint
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    return f"tcp://{host}:{actions_endpoint.rpartition(':')[2]}"
