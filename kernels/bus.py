@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from ..config.settings import Settings
 from ..wire.errors import DeviceUnavailable
 from .drain import Drain, Rejection
+
+logger = logging.getLogger("cotuned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ def open_bus(settings: Settings) -> IsvBus:
         from .cuda_bus import CudaBus
 
         return CudaBus(settings)
-    except DeviceUnavailable:
+    except DeviceUnavailable as error:
         if settings.device == "cuda":
             raise
+        logger.info("no GPU is used", extra={"fields": {"why": str(error)}})
         return HostBus(settings)

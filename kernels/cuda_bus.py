@@ -176,10 +176,10 @@ class CudaBus:
         self._finish_runs((tables.runs.size,), (FINISH_THREADS,), arguments)
 
     def _follow_pools(self, tables: Tables) -> None:
-        runs = tables.runs[tables.runs["n_segments"] > 0]
-        last = tables.segments[runs["first_segment"] + runs["n_segments"] - 1]
-        before = np.where(last["takes_pool"] > 0, self._pool_actions[runs["row"]], 0)
-        self._pool_actions[runs["row"]] = np.where(last["complete"] > 0, 0, before + last["actions"])
+        runs, segments = tables.runs[tables.runs["n_segments"] > 0], tables.segments
+        rows, last = runs["row"], runs["first_segment"] + runs["n_segments"] - 1
+        before = np.where(segments["takes_pool"][last] > 0, self._pool_actions[rows], 0)
+        self._pool_actions[rows] = np.where(segments["complete"][last] > 0, 0, before + segments["actions"][last])
 
     def cotune(self, row: int, policy_entropy: float | None) -> RowState:
         """See `IsvBus`."""

@@ -49,15 +49,20 @@ def run_parameters(settings: Settings, run: str) -> npt.NDArray[np.float64]:
         Parameter.BETA1: tuner.adam_beta1,
         Parameter.BETA2: tuner.adam_beta2,
         Parameter.EPSILON: tuner.adam_epsilon,
-        Parameter.LOG_ALPHA_INITIAL: math.log(tuner.alpha_initial),
-        Parameter.LOG_ALPHA_MIN: math.log(tuner.alpha_min),
-        Parameter.LOG_ALPHA_MAX: math.log(tuner.alpha_max),
+        Parameter.LOG_ALPHA_INITIAL: _log(tuner.alpha_initial),
+        Parameter.LOG_ALPHA_MIN: _log(tuner.alpha_min),
+        Parameter.LOG_ALPHA_MAX: _log(tuner.alpha_max),
         Parameter.LR_TAU: tuner.lr_tau,
-        Parameter.LOG_TAU_INITIAL: math.log(tuner.tau_initial),
-        Parameter.LOG_TAU_MIN: math.log(tuner.tau_min),
-        Parameter.LOG_TAU_MAX: math.log(tuner.tau_max),
+        Parameter.LOG_TAU_INITIAL: _log(tuner.tau_initial),
+        Parameter.LOG_TAU_MIN: _log(tuner.tau_min),
+        Parameter.LOG_TAU_MAX: _log(tuner.tau_max),
     }
     return np.array([values[parameter] for parameter in Parameter], dtype=np.float64)
+
+
+def _log(value: float) -> float:
+    """ln as a slot holds it: with a bound that float32 cannot hold, standing on it would look like pushing against it."""
+    return float(np.float32(math.log(value)))
 
 
 def parameter_defines() -> dict[str, int]:

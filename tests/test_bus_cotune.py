@@ -223,3 +223,9 @@ def test_a_policy_entropy_of_zero_is_a_report(steered: Open) -> None:
     state = b.bus.cotune(0, 0.0)
     assert state.slots[Slot.TUNER_STATUS] == TunerStatus.UPDATED
     assert state.slots[Slot.ENTROPY_ERROR] == 1.0
+
+
+@pytest.mark.parametrize("bound", ["alpha_min", "alpha_max"])
+def test_standing_on_a_bound_is_not_pushing_against_it(steered: Open, bound: str) -> None:
+    b = steered(target_entropy=1.0, alpha_initial=0.1, lr_alpha=0.0, lr_tau=0.0, **{bound: 0.1})
+    assert b.bus.cotune(0, 0.5).slots[Slot.TUNER_STATUS] == TunerStatus.UPDATED

@@ -202,10 +202,22 @@ def history_of(executed: float, alpha: float) -> dict[str, np.ndarray]:
 def test_summary_says_what_the_numbers_say_whichever_way_they_go(demo: Any) -> None:
     summary = demo("summary")
     far, near = history_of(0.6, 0.01), history_of(1.25, 0.2)
-    text = "\n".join(summary.sentences({"from-420": far, "from-583": near}))
-    assert "by 0.70 nats in from-420 and by 0.05 in from-583: from-583 came closer" in text
-    assert "α fell (0.05 → 0.01), τ stayed" in text
-    assert "α rose (0.05 → 0.2)" in text
-    text = "\n".join(summary.sentences({"from-420": near, "from-583": far}))
+    text = "\n".join(summary.sentences(summary.figures({"from-420": far, "from-583": near})))
+    assert "0.70 nats off the target in from-420 and 0.05 in from-583 (last third): from-583 came closer" in text
+    assert "α fell (0.05 → 0.01" in text
+    assert "α rose (0.05 → 0.2" in text
+    assert "In 30 steps policy entropy was above the target" in text
+    assert "multiplied α by 0.2 and τ by 1." in text
+    assert "So policy entropy, which this tuner steers, was not held" in text
+    text = "\n".join(summary.sentences(summary.figures({"from-420": near, "from-583": far})))
     assert "from-420 came closer" in text
-    assert "steers by executed entropy, which was not held at the target" in text
+    assert "So executed entropy, which this tuner steers, was not held" in text
+
+
+def test_summary_and_picture_of_runs_without_a_whole_episode(demo: Any, tmp_path: Path) -> None:
+    summary, picture = demo("summary"), demo("picture")
+    history = history_of(1.2, 0.05) | {"episode_return": np.full(30, np.nan)}
+    histories = {"from-420": history, "from-583": history}
+    assert "episode return not known" in "\n".join(summary.sentences(summary.figures(histories)))
+    picture.draw(histories, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--index", type=int, default=0, help="of this actor, from 0 (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
     parser.add_argument("--envs", type=int, default=32, help="environments, hence actions a batch (%(default)s)")
-    parser.add_argument("--threshold", type=float, default=0.8, help="confidence under which to hold (%(default)s)")
+    parser.add_argument("--threshold", type=float, default=0.74, help="confidence under which to hold (%(default)s)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds to wait for the learner (%(default)s)")
     options = parser.parse_args()
 

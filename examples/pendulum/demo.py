@@ -107,7 +107,7 @@ def main() -> int:
     """Returns the exit code: 0, 1 if a process failed, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for the results (%(default)s)")
-    parser.add_argument("--steps", type=int, default=4000, help="learner steps of each run (%(default)s)")
+    parser.add_argument("--steps", type=int, default=3500, help="learner steps of each run (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of both runs (%(default)s)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _as_interrupt)
@@ -127,13 +127,14 @@ def main() -> int:
 
     histories = {run: dict(np.load(options.out / f"{run}.npz")) for run in RUNS}
     draw(histories, options.out / "demo.png")
-    numbers = {"seed": options.seed, "training_seconds": round(trained, 1), "runs": figures(histories)}
-    text = "\n".join(sentences(histories))
+    runs = figures(histories)
+    numbers = {"seed": options.seed, "training_seconds": round(trained, 1), "runs": runs}
+    text = "\n".join(sentences(runs))
     (options.out / "demo.json").write_text(json.dumps(numbers, indent=2) + "\n", "utf-8")
     (options.out / "summary.txt").write_text(text + "\n", "utf-8")
-    console.print(text, highlight=False)
+    console.print(f"\n{text}", highlight=False, soft_wrap=True)
     wall = time.monotonic() - started
-    console.print(f"\n{options.out / 'demo.png'} after {wall:.0f} s", highlight=False)
+    console.print(f"\n{options.out / 'demo.png'} after {wall:.0f} s", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -1,6 +1,6 @@
 """The learner process: trains the discrete SAC and asks the daemon for α and τ at every step.
 
-    python examples/pendulum/learner.py --run from-583 --steps 4000 --out out/from-583.npz
+    python examples/pendulum/learner.py --run from-583 --steps 3500 --out out/from-583.npz
 
 While it runs it prints one JSON object a line: what the live table shows.
 """
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--run", default="from-583", help="name of the run (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
     parser.add_argument("--actors", type=int, default=4, help="how many take part (%(default)s)")
-    parser.add_argument("--steps", type=int, default=4000, help="learner steps (%(default)s)")
+    parser.add_argument("--steps", type=int, default=3500, help="learner steps (%(default)s)")
     parser.add_argument("--updates", type=int, default=4, help="gradient steps a learner step (%(default)s)")
     parser.add_argument("--round-steps", type=int, default=2, help="environment steps a learner step (%(default)s)")
     parser.add_argument("--prefill", type=int, default=10_240, help="transitions played at random (%(default)s)")

@@ -14,8 +14,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from env import N_ACTIONS
+from summary import SOURCES
 
 History = Mapping[str, npt.NDArray[np.float64]]
 
@@ -43,13 +45,18 @@ def draw(histories: Mapping[str, History], file: Path) -> None:
     for name, title in (
         ("alpha", "α, entropy coefficient"),
         ("tau", "τ, distillation temperature"),
-        ("gate_rate", "gate rate: share of actions overruled with Hold"),
-        ("episode_return", "mean return of the last 64 episodes"),
+        ("gate_rate", "gate rate, share of actions held"),
+        ("episode_return", "return, mean of the last 64 episodes"),
     ):
         _draw_both(axes[name], histories, name, title)
     for name in ("alpha", "tau"):
         axes[name].set_yscale("log")
+        axes[name].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[name].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes[name].yaxis.set_minor_formatter(NullFormatter())
     axes["gate_rate"].set_ylim(0, 1)
+    handles, labels = axes["first"].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.suptitle(
         "Pendulum-v1, 11 torques, a confidence gate that holds: one training, same seeds, tuned from two slots"
     )
@@ -62,9 +69,8 @@ def _draw_entropies(axes: Axes, run: str, history: History) -> None:
         _draw_line(axes, history["step"], history[name], label, colour)
     axes.axhline(float(history["target_entropy"][-1]), color="black", linestyle="--", label="target")
     axes.axhline(math.log(N_ACTIONS), color="grey", linestyle=":", label="ln 11, the most there is")
-    axes.set(title=f"{run}: entropies", ylim=(-0.05, 2.5), xlabel="learner step", ylabel="nats")
+    axes.set(title=f"{run}: the tuner reads {SOURCES[run][0]}", ylim=(-0.05, 2.5), xlabel="learner step", ylabel="nats")
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right", fontsize=8, framealpha=0.85)
 
 
 def _draw_both(axes: Axes, histories: Mapping[str, History], name: str, title: str) -> None:
