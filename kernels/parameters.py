@@ -61,7 +61,7 @@ def run_parameters(settings: Settings, run: str) -> npt.NDArray[np.float64]:
 
 
 def _log(value: float) -> float:
-    """ln as a slot holds it: with a bound that float32 cannot hold, standing on it would look like pushing against it."""
+    """ln as a slot holds it; on a bound that float32 cannot hold, standing would look like pushing."""
     return float(np.float32(math.log(value)))
 
 

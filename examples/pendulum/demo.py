@@ -110,7 +110,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=3500, help="learner steps of each run (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of both runs (%(default)s)")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _as_interrupt)
     console = Console()
     started = time.monotonic()
     try:
