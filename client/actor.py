@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import socket as hostnames
+import warnings
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
@@ -14,8 +17,20 @@ from ..wire.connection import Connection, check_timeout, default_endpoint
 from ..wire.errors import BatchRejected, CotunedError, InvalidActions
 from ..wire.messages import Hello
 from ..wire.protocol import DEFAULT_RUN, MAX_SEQUENCE
-from .arrays import as_actions, as_rows, row_entropies
+from .arrays import as_actions, as_rows, index, row_entropies
 from .delivery import Delivery
+
+MAX_WINDOW = 2**20
+"""Most batches of a window."""
+
+_open_clients: weakref.WeakSet[ActorClient] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open_clients() -> None:
+    """A script that ends without close() still delivers what it pushed, or says that it could not."""
+    for client in list(_open_clients):
+        client._close_forgotten(client._connection.timeout)  # pyright: ignore[reportPrivateUsage]
 
 
 class ActorClient:
@@ -58,13 +73,20 @@ class ActorClient:
         on_rejected: Callable[[BatchRejected], None] | None = None,
         actions_endpoint: str | None = None,
     ) -> None:
-        if window < 1 or window_bytes < 1:
-            raise ValueError(f"window: got {window} batches, {window_bytes} bytes; expected at least 1 of each")
         self.run = run
         self.actor = actor if actor is not None else f"{hostnames.gethostname()[:48]}-{os.getpid()}"
         self.stream = secrets.randbits(63)
+        if on_rejected is not None and not callable(on_rejected):
+            raise ValueError(f"on_rejected: got {on_rejected!r:.80}, expected something to call with a BatchRejected")
         self._on_rejected = on_rejected
-        hello = Hello(self.actor, self.stream, 0, run, n_actions)  # checked before a socket is opened
+        # All arguments are checked before a socket is opened. index(): Gymnasium's action_space.n is a NumPy integer.
+        wanted = None if n_actions is None else index("n_actions", n_actions)
+        window, window_bytes = index("window", window), index("window_bytes", window_bytes)
+        if not 1 <= window <= MAX_WINDOW or window_bytes < 1:
+            raise ValueError(
+                f"window: got {window} batches, {window_bytes} bytes; expected 1 to {MAX_WINDOW} and 1 or more"
+            )
+        hello = Hello(self.actor, self.stream, 0, run, wanted)
         self._connection = Connection(endpoint or default_endpoint(), timeout)
         try:
             self._delivery = Delivery(self._connection, hello, window, window_bytes, actions_endpoint)
@@ -72,6 +94,7 @@ class ActorClient:
             self._connection.close()
             raise
         self.n_actions = self._delivery.terms.n_actions
+        _open_clients.add(self)
 
     def push(
         self,
@@ -106,21 +129,20 @@ class ActorClient:
             BatchRejected: the daemon rejected an *earlier* batch; this one was not sent, push it again.
             StreamLost: the daemon lost batches that it had confirmed.
         """
-        self._connection.check_usable()
-        frame = self._encode(executed, proposed, probs, step, phase)
-        self._hand_over_rejections()
-        if frame is None:
-            return self._delivery.last
-        return self._delivery.send(frame, self._seconds(timeout))
+        with self._connection.exclusive():
+            frame = self._encode(executed, proposed, probs, step, phase)
+            self._hand_over_rejections()
+            if frame is None:
+                return self._delivery.last
+            return self._delivery.send(frame, self._seconds(timeout))
 
     def _encode(self, executed: Any, proposed: Any, probs: Any, step: int, phase: str) -> bytes | None:
         if phase not in PHASES:
             raise InvalidActions(f'phase: got {phase!r}, expected "train" or "prefill"')
-        if type(step) is not int:
-            try:
-                step = int(step.__index__())
-            except (AttributeError, TypeError):
-                raise InvalidActions(f"step: got {step!r}, expected an integer from 0") from None
+        try:
+            step = index("step", step)
+        except ValueError as error:
+            raise InvalidActions(str(error)) from None
         if not 0 <= step <= MAX_SEQUENCE:
             raise InvalidActions(f"step: got {step}, expected 0 to 2^63 - 1")
         dtype = action_dtype(self.n_actions)
@@ -164,9 +186,9 @@ class ActorClient:
             BatchRejected: the daemon rejected one of them (the rest is durable); call again for the next one.
             StreamLost: the daemon lost batches that it had confirmed.
         """
-        self._connection.check_usable()
-        self._delivery.flush(self._seconds(timeout))
-        self._hand_over_rejections()
+        with self._connection.exclusive():
+            self._delivery.flush(self._seconds(timeout))
+            self._hand_over_rejections()
 
     def _seconds(self, timeout: float | None) -> float:
         return self._connection.timeout if timeout is None else check_timeout(timeout)
@@ -202,6 +224,26 @@ class ActorClient:
         """Closes at once, without a flush: batches that are not durable may be lost."""
         if not self._connection.closed:
             self._delivery.close(goodbye=False)
+
+    def __del__(self) -> None:
+        if hasattr(self, "n_actions"):
+            self._close_forgotten(min(self._connection.timeout, 1.0))
+
+    def _close_forgotten(self, seconds: float) -> None:
+        """Closes a client that its user did not close; says how many batches that lost, if any."""
+        if self._connection.closed or self._connection.is_forked:
+            return
+        lost = ""
+        try:
+            self.close(seconds)
+        except CotunedError as failure:
+            lost = f"; {self.unconfirmed} batches may be lost ({failure})"
+        warnings.warn(
+            f"ActorClient {self.actor!r} was not closed; use it in a with block, or call close(){lost}",
+            RuntimeWarning if lost else ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
 
     def __enter__(self) -> ActorClient:
         return self

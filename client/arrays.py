@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +18,30 @@ ROW_SUM_TOLERANCE = 1e-3
 """How far a row of probabilities may sum from 1: wide enough for bfloat16 softmax rows of float32 sums."""
 
 
+_NO_ARRAYS: tuple[type, ...] = (type(None), str, bytes, dict, set, frozenset, Iterator)
+"""What np.asarray would wrap into an array of one object."""
+
+
+def index(name: str, value: Any) -> int:
+    """An integer argument as an int: ints and NumPy integers, not bools.
+
+    Raises:
+        ValueError: anything else.
+    """
+    try:
+        if not isinstance(value, bool | np.bool_):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise ValueError(f"{name}: got {value!r:.80}, expected an integer")
+
+
 def _to_numpy(values: Any, what: str) -> npt.NDArray[Any]:
+    if isinstance(values, _NO_ARRAYS):
+        kind = type(cast(object, values)).__name__
+        raise InvalidActions(f"{what}: got a {kind}, expected an array, a tensor or a list of integers")
+    if isinstance(values, np.ma.MaskedArray):
+        raise InvalidActions(f"{what}: got a masked array; push the values that count, e.g. array.compressed()")
     # By duck type, so that neither torch nor CuPy is imported for users who have neither.
     if hasattr(values, "detach") and hasattr(values, "cpu"):  # torch
         values = values.detach().cpu()
@@ -51,13 +76,17 @@ def as_actions(values: Any, n_actions: int, what: str = "executed") -> IntArray:
             f"{what}: got shape {list(array.shape)}, expected [n], one action index for each environment; "
             + ("wrap a single action in a list" if array.ndim == 0 else "flatten it, or push one batch a step")
         )
-    if array.size == 0:
-        return np.empty(0, np.int64)
+    if array.size == 0 and not isinstance(values, np.ndarray):
+        return np.empty(0, np.int64)  # an empty list has no dtype of its own
+    if array.dtype == object:
+        raise InvalidActions(f"{what}: got Python objects or integers beyond 64 bits, expected 0 to {n_actions - 1}")
     if array.dtype.kind not in "iu":
         raise InvalidActions(
             f"{what}: got dtype {array.dtype}, expected integer action indices from 0 to {n_actions - 1}; "
             "for one-hot rows take argmax, for floats that hold integers use astype(int)"
         )
+    if array.size == 0:
+        return array
     lowest, highest = int(array.min()), int(array.max())
     if lowest < 0 or highest >= n_actions:
         bad = int(np.flatnonzero((array < 0) | (array >= n_actions))[0])

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from ..wire.answers import AcknowledgeAnswer, HelloAnswer, answer_from_map
-from ..wire.connection import Connection, set_common_options
+from ..wire.connection import Connection
 from ..wire.errors import BatchRejected, CotunedError, DaemonUnreachable, FlushTimeout, StreamLost, WindowFull
 from ..wire.messages import Acknowledge, Goodbye, Hello
 
@@ -21,6 +21,9 @@ _ANSWER_SECONDS = 1.0
 """An acknowledgement that has not come by then is asked for again: the daemon may have been restarted."""
 _RESEND_SECONDS = 1.0
 """Everything was sent and nothing moved for this long: the transport lost it."""
+_UNSENT_SECONDS = 0.01
+"""How long to wait for an answer before trying again to send what the transport did not take."""
+_CONNECT_MS = 1_000
 _RESEND_PAUSE_SECONDS = 0.25
 """After a resend the daemon gets this long before a gap makes us resend again."""
 
@@ -48,12 +51,10 @@ class Delivery:
         self._connection = connection
         self._hello = hello
         self._limit, self._bytes_limit = window, window_bytes
-        self.last = 0
-        """Number of the newest frame."""
-        self.durable = 0
-        """Number of the last frame that the daemon confirmed as durable."""
+        # What a Ctrl-C may interrupt between two steps is derived, not counted: numbers stand with their frames.
+        self._frames: deque[tuple[int, bytes]] = deque()
+        self._confirmed = 0
         self._applied = 0
-        self._frames: deque[bytes] = deque()
         self._bytes = 0
         self._cursor = 1
         self._asked: tuple[int, float] | None = None  # request id and deadline of the acknowledgement under way
@@ -63,13 +64,26 @@ class Delivery:
         self.rejections: deque[BatchRejected] = deque()
         """Rejections that nobody has taken yet, oldest first."""
         self._rejections_seen = 0
-        self.terms = connection.ask(hello, HelloAnswer)
-        """What the daemon said when the stream was opened."""
-        self._push = connection.context.socket(zmq.PUSH)
-        set_common_options(self._push)
+        self._push = connection.open_socket(zmq.PUSH)
         self._push.immediate = True  # never queue into a connection that is not there: we resend ourselves
         self._push.sndhwm = 2 * window
-        self._push.connect(actions_endpoint or _reachable(self.terms.actions_endpoint, connection.endpoint))
+        if actions_endpoint is not None:
+            connection.connect(self._push, actions_endpoint)
+        self.terms = connection.ask(hello, HelloAnswer)
+        """What the daemon said when the stream was opened."""
+        if actions_endpoint is None:
+            connection.connect(self._push, _reachable(self.terms.actions_endpoint, connection.endpoint))
+        self._push.poll(_CONNECT_MS, zmq.POLLOUT)  # not needed, but the first flush would wait for it
+
+    @property
+    def last(self) -> int:
+        """Number of the newest frame."""
+        return self._frames[-1][0] if self._frames else self._confirmed
+
+    @property
+    def durable(self) -> int:
+        """Number of the last frame that the daemon confirmed as durable."""
+        return self._frames[0][0] - 1 if self._frames else self._confirmed
 
     def send(self, frame: bytes, seconds: float) -> int:
         """Takes one frame, whose number must be ``last + 1``, and returns that number.
@@ -78,9 +92,8 @@ class Delivery:
             WindowFull: no room came free within `seconds`; the frame was not taken.
         """
         self._wait_for_room(seconds)
-        self.last += 1
-        self._frames.append(frame)
-        self._bytes += len(frame)
+        self._frames.append((self.last + 1, frame))
+        self._bytes = self._bytes + len(frame) if len(self._frames) > 1 else len(frame)
         self._transmit()
         many = self.last - self._asked_at_frame >= _ASK_EVERY_BATCHES
         if self._asked is not None or many or time.monotonic() - self._asked_at >= _ASK_EVERY_SECONDS:
@@ -121,6 +134,8 @@ class Delivery:
         now = time.monotonic()
         if self._asked is not None and now >= self._asked[1]:
             self._asked = None
+        if self._cursor <= self.last:
+            seconds = min(seconds, _UNSENT_SECONDS)  # the daemon must not hold its answer for what it cannot have yet
         if self._asked is None:
             wait_ms = int(seconds * 1000) if wait_for else 0
             request = Acknowledge(self._hello.stream, wait_for, wait_ms, self._rejections_seen)
@@ -149,9 +164,10 @@ class Delivery:
         now = time.monotonic()
         if answer.applied > self._applied:
             self._applied, self._moved_at = answer.applied, now
-        while self.durable < answer.durable:
-            self._bytes -= len(self._frames.popleft())
-            self.durable += 1
+        self._confirmed = max(self._confirmed, answer.durable)
+        while self._frames and self._frames[0][0] <= answer.durable:
+            self._bytes -= len(self._frames[0][1])
+            self._frames.popleft()
         self._cursor = max(self._cursor, self.durable + 1)
         for sequence, code, sentence in answer.rejections:
             if sequence > self._rejections_seen:
@@ -172,7 +188,8 @@ class Delivery:
         self._transmit()
 
     def _say_hello_again(self) -> None:
-        answer = self._connection.ask(replace(self._hello, base=self.durable), HelloAnswer)
+        request = replace(self._hello, base=self.durable)
+        answer = self._connection.ask_inside(request, HelloAnswer, self._connection.timeout)
         if answer.n_actions != self.terms.n_actions:
             raise CotunedError(
                 f"the daemon at {self._connection.endpoint} came back with {answer.n_actions} actions, this client was "
@@ -185,7 +202,7 @@ class Delivery:
         """Hands frames to the transport, in order, as many as it takes without waiting."""
         try:
             while self._cursor <= self.last:
-                self._push.send(self._frames[self._cursor - self.durable - 1], zmq.DONTWAIT)
+                self._push.send(self._frames[self._cursor - self.durable - 1][1], zmq.DONTWAIT)
                 self._cursor += 1
         except zmq.Again:
             pass  # not lost: the cursor stands on it, and every later call tries again
@@ -196,7 +213,6 @@ class Delivery:
         if goodbye:
             self._connection.send(Goodbye(self._hello.stream))
             linger_ms = 200
-        self._push.close(0)
         self._connection.close(linger_ms)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import FloatArray, IntArray
+from .arrays import FloatArray, IntArray, as_rows
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -104,7 +104,10 @@ class MaskGate:
 
     def __call__(self, proposed: IntArray, probs: FloatArray | None, signal: Any) -> GateOutcome:
         """`signal`: legality, bool [n, K]; True is legal."""
-        legal = np.asarray(signal, dtype=np.bool_)
+        legal = np.asarray(signal)
+        if legal.dtype != np.bool_ and not (legal.dtype.kind in "iu" and ((legal == 0) | (legal == 1)).all()):
+            raise ValueError(f"{self.name}: got dtype {legal.dtype}, expected bools or 0 and 1; True is legal")
+        legal = legal.astype(np.bool_)
         if legal.ndim != 2 or legal.shape[0] != proposed.shape[0]:
             raise ValueError(f"{self.name}: got shape {list(legal.shape)}, expected [{proposed.shape[0]}, K]")
         _check_action_exists(self.fallback, "fallback", legal.shape[1])
@@ -176,9 +179,10 @@ class GateChain:
         if executed.ndim != 1 or (executed.size and executed.dtype.kind not in "iu"):
             raise ValueError(f"proposed: got {executed.dtype} {list(executed.shape)}, expected integer indices [n]")
         executed = executed.astype(np.int64)
-        rows = None if probs is None else np.array(probs, dtype=np.float64)
-        if rows is not None and (rows.ndim != 2 or rows.shape[0] != executed.shape[0]):
-            raise ValueError(f"probs: got shape {list(rows.shape)}, expected [{executed.shape[0]}, K]")
+        rows = None
+        if probs is not None:
+            shape = np.shape(probs)
+            rows = as_rows(probs, executed.shape[0], shape[1] if len(shape) == 2 else 0)
         overruled_by = np.full(executed.shape, -1, dtype=np.int64)
         original = executed
         for place, gate in enumerate(self.gates):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import secrets
 from types import TracebackType
 from typing import Any
@@ -12,6 +11,7 @@ from ..wire.connection import Connection, default_endpoint
 from ..wire.errors import InvalidRequest
 from ..wire.messages import Cotune, Entropy, Read, Stats, Status, Write
 from ..wire.protocol import DEFAULT_RUN
+from .arrays import index
 
 
 class LearnerClient:
@@ -42,7 +42,7 @@ class LearnerClient:
         timeout: float = 5.0,
     ) -> None:
         self.run = run
-        self.session = secrets.randbits(63) if session is None else session
+        self.session = secrets.randbits(63) if session is None else index("session", session)
         Cotune(self.session, 0, run)  # checked before a socket is opened
         self._connection = Connection(endpoint or default_endpoint(), timeout)
 
@@ -61,8 +61,8 @@ class LearnerClient:
             DaemonUnreachable: no answer within the timeout.
             RequestRefused: the daemon refused the request; the subclass says why.
         """
-        entropy = None if policy_entropy is None else float(policy_entropy)
-        return self._connection.ask(_made(Cotune, self.session, operator.index(step), self.run, entropy), CotuneAnswer)
+        entropy = None if policy_entropy is None else _number("policy_entropy", policy_entropy)
+        return self._connection.ask(_made(Cotune, self.session, _index("step", step), self.run, entropy), CotuneAnswer)
 
     def entropy(self) -> EntropyAnswer:
         """The entropies of the run as they stand; changes nothing. Raises as `cotune`, and `UnknownRun`."""
@@ -77,7 +77,7 @@ class LearnerClient:
 
         Raises as `cotune`, `UnknownSlot`, and `SlotReadOnly` for 420 and 583 to 639, which belong to the daemon.
         """
-        return self._connection.ask(_made(Write, _slot(slot), float(value), self.run), ReadAnswer).value
+        return self._connection.ask(_made(Write, _slot(slot), _number("value", value), self.run), ReadAnswer).value
 
     def stats(self) -> StatsAnswer:
         """The run's counters: exact int64. Raises as `entropy`."""
@@ -101,7 +101,24 @@ class LearnerClient:
 
 
 def _slot(slot: int | str) -> int | str:
-    return slot if isinstance(slot, str) else operator.index(slot)
+    return slot if isinstance(slot, str) else _index("slot", slot)
+
+
+def _index(name: str, value: Any) -> int:
+    try:
+        return index(name, value)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _number(name: str, value: Any) -> float:
+    """A float from a number or a scalar of NumPy, torch or CuPy; text and bools are no numbers."""
+    try:
+        if not isinstance(value, str | bytes | bool):
+            return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise InvalidRequest(f"{name}: got {value!r:.80}, expected a number")
 
 
 def _made(request: Any, *fields: Any) -> Any:

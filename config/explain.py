@@ -67,6 +67,8 @@ def _allowed(kind: str, message: str, context: dict[str, Any]) -> str:
             return "a number"
         case "int_parsing" | "int_type" | "int_from_float" | "int_parsing_size":
             return "an integer"
+        case "string_type":
+            return "text"
         case "bool_parsing" | "bool_type":
             return "true or false"
         case "model_type" | "dict_type" | "model_attributes_type":
@@ -84,6 +86,8 @@ def _where(path: list[str], sources: Sequence[tuple[str, dict[str, Any]]]) -> st
                 break
             node = cast("dict[str, Any]", node)[part]
         else:
+            if name == "environment" and path:
+                name = f"environment, COTUNED_{'__'.join(path).upper()}"
             return f" ({name})" if path else ""
     return ""
 

@@ -30,7 +30,9 @@ Values = dict[str, Any]
 def add_flags(parser: argparse.ArgumentParser) -> CliSettingsSource[Any]:
     """Adds ``--config`` and one flag for each setting (``--tuner.lr_tau``) to a parser; `load` takes the result."""
     parser.add_argument("--config", metavar="FILE", help=f"YAML file with settings (or ${CONFIG_VARIABLE})")
-    return CliSettingsSource(Settings, root_parser=parser, cli_parse_args=False, cli_hide_none_type=True)
+    return CliSettingsSource(
+        Settings, root_parser=parser, cli_parse_args=False, cli_hide_none_type=True, cli_implicit_flags=True
+    )
 
 
 def load(
@@ -77,7 +79,7 @@ def read_file(file: str | os.PathLike[str]) -> Values:
         document: Any = yaml.load(path.read_text("utf-8"), _UniqueKeys)  # a SafeLoader
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"the settings file {path} is not YAML: {error}") from error
     if document is None:
         return {}

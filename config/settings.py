@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..wire.protocol import MAX_ACTIONS, MIN_ACTIONS, check_name
@@ -27,7 +27,18 @@ def _check_endpoint(endpoint: str) -> str:
         return endpoint
     if separator and scheme == "tcp" and colon and host and port.isdigit() and int(port) <= 65535:
         return endpoint
-    raise ValueError("expected tcp://HOST:PORT (port 0: any free one) or ipc:///ABSOLUTE/PATH of at most 107 bytes")
+    raise ValueError(
+        f"got {endpoint!r:.120}, expected tcp://HOST:PORT (port 0: any free one) or ipc:///ABSOLUTE/PATH, "
+        "the path of at most 107 bytes"
+    )
+
+
+def refuse_bool(model: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
+    """Pydantic takes true for 1; a setting that holds a number does not."""
+    annotation = model.model_fields[str(info.field_name)].annotation
+    if isinstance(value, bool) and annotation is not bool:
+        raise ValueError(f"got {str(value).lower()}, expected {'a number' if annotation is not str else 'text'}")
+    return value
 
 
 Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
@@ -39,6 +50,11 @@ class Section(BaseModel):
     """A group of settings; unknown keys are refused, and nothing changes after the start."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        return refuse_bool(cls, value, info)
 
 
 class BusSettings(Section):
@@ -154,7 +170,6 @@ class LimitSettings(Section):
     backlog_batches: int = Field(
         default=4096, ge=1, le=2**20, description="Batches a connection may have waiting (HWM)."
     )
-    max_sockets: int = Field(default=4096, ge=16, le=65536, description="Connections a ZeroMQ context may hold.")
 
 
 class LogSettings(Section):
@@ -205,6 +220,11 @@ class Settings(BaseSettings):
     insecure: bool = Field(
         default=False, description="Allow endpoints that are not loopback although nothing is encrypted."
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        return refuse_bool(cls, value, info)
 
     @model_validator(mode="before")
     @classmethod
@@ -262,3 +282,11 @@ def is_loopback(endpoint: str) -> bool:
         return True
     host = endpoint.removeprefix("tcp://").rpartition(":")[0]
     return host in ("localhost", "[::1]") or host.startswith("127.")
+
+
+def reach(endpoint: str) -> str:
+    """The endpoint as this machine reaches it: a wildcard address by loopback."""
+    for wildcard, loopback in (("0.0.0.0", "127.0.0.1"), ("*", "127.0.0.1"), ("[::]", "[::1]")):
+        if endpoint.startswith(f"tcp://{wildcard}:"):
+            return endpoint.replace(wildcard, loopback, 1)
+    return endpoint

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config.load import ENDPOINT_VARIABLE, add_flags, load
-from ..config.settings import Settings
+from ..config.settings import Settings, reach
 from ..wire.answers import ReadAnswer, StatusAnswer
 from ..wire.connection import Connection
 from ..wire.errors import CotunedError
@@ -35,8 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser, flag_sources = _parser()
     namespace = parser.parse_args(arguments)
     try:
-        return namespace.run(namespace, flag_sources)
-    except (CotunedError, ValueError) as error:
+        code = namespace.run(namespace, flag_sources)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
+        return 1
+    except (CotunedError, ValueError, OSError) as error:
         print(f"cotuned: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -44,36 +49,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
+    # No abbreviations: a typo in a flag must not pass as another flag's beginning.
     parser = argparse.ArgumentParser(
-        prog="cotuned", description="Tunes the exploration of discrete Soft Actor-Critic from the executed actions."
+        prog="cotuned",
+        allow_abbrev=False,
+        description="Tunes the exploration of discrete Soft Actor-Critic from the executed actions.",
     )
     parser.add_argument("--version", action="version", version=f"cotuned {version('cotuned')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     flag_sources: dict[str, Any] = {}
 
-    command = commands.add_parser("serve", help="run the daemon")
+    command = commands.add_parser("serve", allow_abbrev=False, help="run the daemon")
     command.set_defaults(run=_serve, settings="serve")
     flag_sources["serve"] = add_flags(command)
 
-    command = commands.add_parser("status", help="ask a daemon how it is; exit code 0 if it answers")
+    command = commands.add_parser(
+        "status", allow_abbrev=False, help="ask a daemon how it is; exit code 0 if it answers"
+    )
     command.set_defaults(run=_status)
     _add_endpoint(command)
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
-    command = commands.add_parser("read", help="print one slot of a run")
+    command = commands.add_parser("read", allow_abbrev=False, help="print one slot of a run")
     command.set_defaults(run=_read)
     command.add_argument("slot", help="number or name, e.g. 583 or ALPHA")
     command.add_argument("--run", dest="run_name", default=DEFAULT_RUN, help="name of the run (%(default)s)")
     _add_endpoint(command)
 
-    config = commands.add_parser("config", help="look at settings").add_subparsers(metavar="COMMAND", required=True)
-    command = config.add_parser("show", help="print the settings that `serve` would take, as YAML")
+    config = commands.add_parser("config", allow_abbrev=False, help="look at settings").add_subparsers(
+        metavar="COMMAND", required=True
+    )
+    command = config.add_parser("show", allow_abbrev=False, help="print the settings that `serve` would take, as YAML")
     command.set_defaults(run=_config_show, settings="config show")
     flag_sources["config show"] = add_flags(command)
-    command = config.add_parser("check", help="check a settings file; exit code 0 if it can be used")
+    command = config.add_parser(
+        "check", allow_abbrev=False, help="check a settings file; exit code 0 if it can be used"
+    )
     command.set_defaults(run=_config_check)
-    command.add_argument("file")
-    command = config.add_parser("schema", help="print the JSON schema of a settings file")
+    command.add_argument("file", help="YAML file")
+    command = config.add_parser("schema", allow_abbrev=False, help="print the JSON schema of a settings file")
     command.set_defaults(run=_config_schema)
     return parser, flag_sources
 
@@ -108,13 +122,10 @@ def _endpoint(namespace: argparse.Namespace) -> str:
     if namespace.endpoint is not None:
         return namespace.endpoint
     named = os.environ.get(ENDPOINT_VARIABLE)
-    if named is not None:
+    if named:
         return named
     # In the daemon's own container its settings say where it listens; a wildcard is reached by loopback.
-    endpoint = load().endpoints.queries
-    for wildcard, loopback in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://*:", "tcp://127.0.0.1:")):
-        endpoint = endpoint.replace(wildcard, loopback)
-    return endpoint
+    return reach(load().endpoints.queries)
 
 
 def _ask(namespace: argparse.Namespace, request: Status | Read, answer: type[Any]) -> Any:
@@ -150,7 +161,7 @@ def _shown(value: Any) -> str:
 
 
 def _read(namespace: argparse.Namespace, _: dict[str, Any]) -> int:
-    slot = int(namespace.slot) if namespace.slot.isdigit() else namespace.slot
+    slot = int(namespace.slot) if namespace.slot.isascii() and namespace.slot.isdecimal() else namespace.slot
     print(f"{_ask(namespace, Read(slot, namespace.run_name), ReadAnswer).value!r}")
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import signal
 from contextlib import ExitStack
 from types import FrameType
@@ -65,8 +66,23 @@ class Daemon:
             signal.signal(number, ask_to_stop)
 
 
+def allow_many_files(max_actors: int) -> None:
+    """Raises the soft limit of open files as far as the settings need and the hard one allows. Every actor takes two,
+    and ZeroMQ refuses peers without a word when none are left, so a limit that is too low is said at once."""
+    needed = 2 * max_actors + 64
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        advice = f"limits.max_actors is {max_actors}: raise `ulimit -n` to {needed}, or lower it"
+        log(logging.WARNING, "few files", limit=soft, actors=max(0, soft - 64) // 2, advice=advice)
+
+
 def serve(settings: Settings) -> None:
     """`cotuned serve`: runs a daemon until SIGTERM or SIGINT."""
+    allow_many_files(settings.limits.max_actors)
     daemon = Daemon(settings)
     daemon.stop_on_signals()
     log(logging.INFO, "ready", device=daemon.device, n_actions=settings.n_actions, endpoints=daemon.endpoints)

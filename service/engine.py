@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -172,7 +174,7 @@ class Engine:
         for run in {stream.run.row: stream.run for stream, _ in staged}.values():
             self._publisher.changed(run)
         if self._recorder is not None:
-            self._record(self._recorder, staged, {rejection.batch for rejection in rejections})
+            self._record(staged, {rejection.batch for rejection in rejections})
 
     def _reject(self, staged: list[Staged], rejection: Rejection) -> None:
         stream, batch = staged[rejection.batch]
@@ -188,15 +190,30 @@ class Engine:
             reason=rejection.message,
         )
 
-    def _record(self, recorder: Recorder, staged: list[Staged], rejected: set[int]) -> None:
+    def _record(self, staged: list[Staged], rejected: set[int]) -> None:
         # `staged` is in order of arrival within each run, which is all that the bus's result depends on.
-        for place, (stream, batch) in enumerate(staged):
-            if place not in rejected:
-                recorder.write(stream.run.name, stream.actor, batch)
+        with self._recording() as recorder:
+            for place, (stream, batch) in enumerate(staged):
+                if place not in rejected:
+                    recorder.write(stream.run.name, stream.actor, batch)
+
+    @contextmanager
+    def _recording(self) -> Generator[Recorder, None, None]:
+        """A disk that fails ends the record, loudly, and not the training that it is a record of."""
+        assert self._recorder is not None
+        try:
+            yield self._recorder
+        except OSError as error:
+            log(logging.ERROR, "record ended", path=self._recorder.path, error=str(error))
+            self._recorder.close()
+            self._recorder = None
 
     # -- the clock and the end ----------------------------------------------------------------------------------
 
     def _log_summary(self) -> None:
+        if self._recorder is not None:
+            with self._recording() as recorder:
+                recorder.flush()
         added = self._summary.take()
         if added is not None:
             bad = {"rejected", "malformed", "unknown", "undeliverable"} & set(added)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
 from dataclasses import replace
@@ -147,8 +148,15 @@ class Queries:
             fresh=status in (TunerStatus.UPDATED, TunerStatus.AT_BOUND),
             at_bound=status is TunerStatus.AT_BOUND,
             owner=True,
-            reason=reason(state, run.tuner, self._settings),
+            reason=reason(state, run.tuner, self._settings) + self._no_actor(run, state),
         )
+
+    def _no_actor(self, run: Run, state: RowState) -> str:
+        """A hint where the learner's run name may be a typo."""
+        batches = state.counters[Counter.BATCHES_TRAIN] + state.counters[Counter.BATCHES_PREFILL]
+        if run.actors or batches:
+            return ""
+        return f"; no actor has opened the run {run.name!r}, runs are: {', '.join(self._runs.names)[:200]}"
 
     def _entropy(self, request: Entropy) -> EntropyAnswer:
         run = self._runs.find(request.run)
@@ -179,8 +187,10 @@ class Queries:
             if number is None and slot in Slot.__members__:
                 number = int(Slot[slot])
             if number is None:
-                names = ", ".join([*self._settings.bus.slot_names, *Slot.__members__])
-                raise UnknownSlot(f"slot: got the name {slot!r}; known are {names} (bus.slot_names adds your own)")
+                names = [*self._settings.bus.slot_names, *Slot.__members__]
+                near = difflib.get_close_matches(slot.upper(), names, 1) or difflib.get_close_matches(slot, names, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+                raise UnknownSlot(f"slot: got the name {slot!r}; {hint} (bus.slot_names adds your own)")
             return number
         if not 0 <= slot < self._settings.bus.n_slots:
             raise UnknownSlot(f"slot: got {slot}, allowed are 0 to {self._settings.bus.n_slots - 1}")

@@ -6,6 +6,7 @@ batch's own frame as it came over the wire (`decode_batch` reads it). It is appe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -41,19 +42,29 @@ class Recorder:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
         try:
+            if os.path.isfile(path) and os.path.getsize(path):
+                next(read_record(path), None)
             self._file: IO[bytes] = open(path, "ab", buffering=2**20)  # noqa: SIM115 - open for the daemon's life
         except OSError as error:
-            raise ConfigError(f"record: cannot append to {os.fspath(path)}: {error.strerror}") from error
+            raise ConfigError(f"record: cannot append to {self.path}: {error.strerror}") from error
+        except FrameError as error:
+            raise ConfigError(f"record: {error}; name another file") from error
         self._packer: Any = msgpack.Packer()
 
     def write(self, run: str, actor: str, batch: Batch) -> None:
         """Appends one batch. Raises OSError when the disk does."""
         self._file.write(self._packer.pack((time.time_ns(), run, actor, encode_batch(batch))))
 
+    def flush(self) -> None:
+        """Hands what is buffered to the operating system. Raises OSError when the disk does."""
+        self._file.flush()
+
     def close(self) -> None:
-        """Writes what is buffered and closes the file."""
-        self._file.close()
+        """Writes what is buffered and closes the file; what the disk does not take is lost, and was said before."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def read_record(path: str | os.PathLike[str]) -> Iterator[Recorded]:
@@ -63,9 +74,13 @@ def read_record(path: str | os.PathLike[str]) -> Iterator[Recorded]:
         FrameError: the file is not a record. (A last entry cut short by a crash is passed over.)
     """
     with Path(path).open("rb") as file:
-        for entry in msgpack.Unpacker(file, max_ext_len=0, max_map_len=0, max_array_len=4):
+        entries = msgpack.Unpacker(file, max_ext_len=0, max_map_len=0, max_array_len=4)
+        while True:
             try:
-                taken_at, run, actor, frame = entry
-            except (TypeError, ValueError) as error:
-                raise FrameError(f"{os.fspath(path)} is not a record: got the entry {entry!r:.80}") from error
-            yield Recorded(taken_at, run, actor, decode_batch(frame))
+                taken_at, run, actor, frame = next(entries)
+                recorded = Recorded(taken_at, run, actor, decode_batch(frame))
+            except StopIteration:
+                return
+            except (TypeError, ValueError, msgpack.exceptions.UnpackException) as error:
+                raise FrameError(f"{os.fspath(path)} is not a record: {error}") from error
+            yield recorded

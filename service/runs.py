@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from ..config.settings import Settings, TunerSettings
 from ..kernels import IsvBus, run_parameters
 from ..wire.errors import LimitReached, UnknownRun
+from .logs import log
 from .sessions import Sessions
 
 
@@ -72,5 +74,6 @@ class Runs:
                     "raise bus.max_runs, or check the name for a typo"
                 )
             self._bus.open_row(row, run_parameters(self._settings, name))
+            log(logging.INFO, "run opened", run=name, row=row, rows=self._settings.bus.max_runs)
             run = self._by_name[name] = Run(name, row, self._settings.tuner_of(name))
         return run

@@ -32,7 +32,6 @@ class Sockets:
     def __init__(self, settings: Settings) -> None:
         limits, endpoints = settings.limits, settings.endpoints
         self._context: zmq.Context[Socket] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, limits.max_sockets)
         self._locks: list[IO[str]] = []
         try:
             self.actions = self._socket(zmq.PULL, limits.max_frame_bytes, limits.backlog_batches)
@@ -71,8 +70,8 @@ class Sockets:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise EndpointInUse(
-                f"cannot bind {endpoint}: {error.strerror}; stop what listens there, choose another endpoint, "
-                "or use port 0 for any free one"
+                f"cannot bind {endpoint}: {error.strerror}; if something listens there, stop it, or use port 0 for any "
+                "free one; if the address is not this machine's, choose one that is"
             ) from error
         finally:
             os.umask(umask)

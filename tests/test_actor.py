@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +21,7 @@ from cotuned.client import (
     ActorClient,
     BatchRejected,
     ClientClosed,
+    ClientInUse,
     CotunedError,
     DaemonUnreachable,
     FlushTimeout,
@@ -201,11 +205,39 @@ def test_a_client_does_not_survive_a_fork(daemon: DaemonProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"window": 0}, {"window_bytes": 0}, {"timeout": -1}, {"actor": ""}, {"run": "a b"}]
+    ("arguments", "says"),
+    [
+        ({"window": 0}, "window: got 0"),
+        ({"window": 2**31}, "window: got 2147483648"),
+        ({"window": 1.5}, "window: got 1.5, expected an integer"),
+        ({"window_bytes": 0}, "0 bytes"),
+        ({"timeout": -1}, "timeout: got -1"),
+        ({"timeout": "5"}, "timeout: got '5'"),
+        ({"timeout": None}, "timeout: got None"),
+        ({"timeout": 1e300}, "timeout: got 1e\\+300"),
+        ({"actor": ""}, "actor name ''"),
+        ({"actor": 5}, "actor name 5"),
+        ({"run": "a b"}, "run name 'a b'"),
+        ({"run": None}, "run name None"),
+        ({"n_actions": True}, "n_actions: got True"),
+        ({"on_rejected": 5}, "on_rejected: got 5"),
+    ],
 )
-def test_bad_arguments_are_refused(daemon: DaemonProcess, arguments: Any) -> None:
-    with pytest.raises(ValueError, match="got|cannot be used"):
+def test_bad_arguments_are_refused_and_open_nothing(daemon: DaemonProcess, arguments: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
         ActorClient(daemon.endpoint, **arguments)
+    with LearnerClient(daemon.endpoint) as learner:
+        assert learner.status().actors == 0
+
+
+@pytest.mark.parametrize("endpoint", ["foo", "tcp://127.0.0.1:99999", "tcp://127.0.0.1", 5])
+def test_endpoints_that_are_none_are_named(daemon: DaemonProcess, endpoint: Any) -> None:
+    with pytest.raises(CotunedError, match="endpoint: got"):
+        ActorClient(endpoint)
+    with pytest.raises(CotunedError, match="endpoint: got"):
+        ActorClient(daemon.endpoint, actions_endpoint=endpoint)
+    with LearnerClient(daemon.endpoint) as learner:
+        assert learner.status().actors == 0
 
 
 class RawActor:
@@ -238,9 +270,8 @@ def test_the_client_fills_a_gap(daemon: DaemonProcess) -> None:
     with ActorClient(daemon.endpoint) as actor:
         actor.push([1])
         delivery = actor._delivery
-        delivery.last += 1  # a frame that the transport loses
         frame = encode_batch(Batch(actor.stream, 2, 0, 0, b"\2"))
-        delivery._frames.append(frame)
+        delivery._frames.append((2, frame))  # a frame that the transport loses
         delivery._bytes += len(frame)
         delivery._cursor += 1
         actor.push([3])
@@ -310,3 +341,117 @@ def test_a_client_that_was_forgotten_does_not_hang(daemon: DaemonProcess) -> Non
     with pytest.warns(ResourceWarning, match="was not closed"):
         del actor
         gc.collect()
+
+
+FORGOTTEN = {
+    "never closed": "actor = ActorClient(run='g')\ndef act(): actor.push([1])\nact()",
+    "flushed, not closed": "actor = ActorClient(run='g')\ndef act(): actor.push([1]); actor.flush()\nact()",
+    "a callback to its owner": (
+        "class Owner:\n"
+        "    def __init__(self):\n"
+        "        self.actor = ActorClient(run='g', on_rejected=self.rejected)\n"
+        "    def rejected(self, rejection): pass\n"
+        "owner = Owner(); owner.actor.push([1]); owner.me = owner; del owner; gc.collect()"
+    ),
+    "an error that nobody catches": (
+        "class Owner:\n"
+        "    def __init__(self): self.actor = ActorClient(run='g')\n"
+        "    def run(self): self.actor.push([1]); raise RuntimeError('bug')\n"
+        "Owner().run()"
+    ),
+}
+
+
+@pytest.mark.parametrize("script", FORGOTTEN.values(), ids=FORGOTTEN.keys())
+def test_a_script_that_never_closes_ends_and_delivers(daemon: DaemonProcess, script: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", f"import gc\nfrom cotuned.client import ActorClient\n{script}"],
+        env={**os.environ, "COTUNED_ENDPOINT": daemon.endpoint},
+        timeout=20,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == (1 if "bug" in script else 0), result.stderr
+    assert stats(daemon, "g").batches == 1
+    assert stats(daemon, "g").actors == 0
+
+
+def test_what_a_forgotten_client_loses_is_said(daemon: DaemonProcess) -> None:
+    actor = ActorClient(daemon.endpoint, timeout=0.3)
+    daemon.kill()
+    actor.push([1])
+    with pytest.warns(RuntimeWarning, match="1 batches may be lost"):
+        del actor
+        gc.collect()
+
+
+class Interrupt(KeyboardInterrupt):
+    """Ctrl-C, but not pytest's."""
+
+
+def test_ctrl_c_at_any_moment_leaves_the_window_whole(daemon: DaemonProcess) -> None:
+    rng = np.random.default_rng(0)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    interrupts, taken = 0, 0
+    try:
+        with ActorClient(daemon.endpoint, window=64, timeout=10) as actor:
+            while interrupts < 150:
+                signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(1e-5, 2e-3)))
+                try:
+                    while True:
+                        actor.push([1])
+                except Interrupt:
+                    interrupts += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            taken = actor.push([2])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    counted = stats(daemon)
+    assert counted.batches == taken  # every number was taken once, whatever the interrupts hit
+    assert counted.actions == taken
+
+
+def test_two_threads_in_one_client_are_told(daemon: DaemonProcess) -> None:
+    failures: list[Exception] = []
+    with ActorClient(daemon.endpoint) as actor:
+
+        def push() -> None:
+            for _ in range(3000):
+                try:
+                    actor.push([1] * 64)
+                except ClientInUse as error:
+                    failures.append(error)
+                    return
+
+        threads = [threading.Thread(target=push) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        actor.flush()
+        taken = actor.push([1])
+    assert failures
+    assert "open one client in each thread" in str(failures[0])
+    assert stats(daemon).batches == taken
+
+
+def test_numpy_integers_are_integers(daemon: DaemonProcess) -> None:
+    """Gymnasium's action_space.n is one."""
+    ActorClient(daemon.endpoint, n_actions=np.int64(11), window=np.int32(8)).close()  # type: ignore[arg-type]
+    with LearnerClient(daemon.endpoint, session=np.int64(3)) as learner:  # type: ignore[arg-type]
+        assert learner.cotune(np.int64(0), np.float32(1.5)).policy_entropy == 1.5  # type: ignore[arg-type]
+
+
+def test_the_first_flush_is_quick(daemon: DaemonProcess) -> None:
+    """Not a benchmark: the fault that this keeps away waited half a second in every other client, 5 s here."""
+    began = time.monotonic()
+    for _ in range(10):
+        with ActorClient(daemon.endpoint) as actor:
+            actor.push([1])
+    assert stats(daemon).batches == 10
+    assert time.monotonic() - began < 4

@@ -304,3 +304,91 @@ def test_a_record_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
     result = command("serve", "--device", "cpu", "--record", str(tmp_path / "none" / "record"))
     assert result.returncode == 1
     assert "cannot append to" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["read", "9" * 30], "slot: got 9999"),
+        (["read", "²"], "slot name '²' cannot be used"),
+        (["status", "--timeout", "1e300"], "timeout: got 1e+300"),
+        (["status", "--endpoint", "tcp://127.0.0.1:99999"], "endpoint: got 'tcp://127.0.0.1:99999'"),
+        (["config", "check", "/nonexistent"], "cannot read the settings file"),
+    ],
+)
+def test_a_bad_argument_gets_a_sentence_and_no_traceback(
+    daemon: DaemonProcess, arguments: list[str], says: str
+) -> None:
+    result = command(*arguments, COTUNED_ENDPOINT=daemon.endpoint)
+    assert result.returncode == 1
+    assert says in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_flag_is_not_taken_for_the_beginning_of_another() -> None:
+    result = command("serve", "--n_action", "4")
+    assert result.returncode == 2
+    assert "--n_action" in result.stderr
+
+
+def test_output_that_nobody_takes(daemon: DaemonProcess) -> None:
+    with open("/dev/full", "w") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "cotuned.service", "config", "show"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert process.returncode == 1
+    assert "No space left" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
+def test_a_full_disk_ends_the_record_and_not_the_daemon(start_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = start_daemon(record="/dev/full", log={"interval": 0.1})
+    with ActorClient(daemon.endpoint) as actor:
+        for _ in range(100):
+            actor.push([1])
+    wait_until(lambda: daemon.events("record ended"))
+    assert daemon.events("record ended")[0]["path"] == "/dev/full"
+    with LearnerClient(daemon.endpoint) as learner:
+        assert learner.stats().batches == 100
+    assert daemon.terminate() == 0
+
+
+def test_the_record_is_on_disk_within_a_log_interval(
+    start_daemon: Callable[..., DaemonProcess], tmp_path: Path
+) -> None:
+    daemon = start_daemon(record=str(tmp_path / "record"), log={"interval": 0.1})
+    with ActorClient(daemon.endpoint) as actor:
+        for _ in range(10):
+            actor.push([1])
+    wait_until(lambda: len(list(read_record(tmp_path / "record"))) == 10)
+    daemon.kill()
+    daemon.restart()  # appends
+    assert len(list(read_record(tmp_path / "record"))) == 10
+
+
+def test_a_file_that_is_no_record_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not a record")
+    result = command("serve", "--device", "cpu", "--record", str(file))
+    assert result.returncode == 1
+    assert "is not a record" in result.stderr
+    assert file.read_text() == "not a record"
+
+
+def test_too_few_files_for_the_actors_is_said() -> None:
+    script = "ulimit -n 128; exec " + sys.executable + " -m cotuned.service serve --device cpu"
+    ports = " ".join(f"--endpoints.{name}=tcp://127.0.0.1:0" for name in ("actions", "queries", "watch"))
+    process = subprocess.Popen(["bash", "-c", f"{script} {ports}"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    line = json.loads(process.stderr.readline())
+    process.terminate()
+    process.wait(10)
+    process.stderr.close()
+    assert (line["event"], line["limit"], line["actors"]) == ("few files", 128, 32)
+
+
+def test_a_typo_in_a_learners_run_is_hinted_at(daemon: DaemonProcess) -> None:
+    with ActorClient(daemon.endpoint), LearnerClient(daemon.endpoint, run="defualt") as learner:
+        assert "no actor has opened the run 'defualt', runs are: default, defualt" in learner.cotune(0).reason
+    with ActorClient(daemon.endpoint), LearnerClient(daemon.endpoint) as learner:
+        assert "no actor" not in learner.cotune(0).reason

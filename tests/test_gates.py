@@ -95,3 +95,17 @@ def test_a_gate_of_ones_own_fits_in() -> None:
 def test_misuse_gets_a_sentence(call: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call()
+
+
+@pytest.mark.parametrize(
+    ("mask", "probs", "says"),
+    [
+        ([[math.nan, 1.0]], None, "mask: got dtype float64, expected bools or 0 and 1"),
+        ([[2, 1]], None, "mask: got dtype int64"),
+        ([[1, 1]], [[0.5, -0.5]], "not negative"),
+        ([[1, 1]], [[2.0, 0.5]], "sums to 2.5"),
+    ],
+)
+def test_what_would_quietly_let_everything_pass_is_refused(mask: Any, probs: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        GateChain([MaskGate(0)])([1], probs, mask=mask)

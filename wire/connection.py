@@ -4,9 +4,13 @@ by the command line."""
 from __future__ import annotations
 
 import math
+import numbers
 import os
+import threading
 import time
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
@@ -14,12 +18,14 @@ import zmq
 
 from .answers import answer_from_map
 from .codec import decode_control, encode_control
-from .errors import ClientClosed, CotunedError, DaemonUnreachable, FrameError, refusal
+from .errors import ClientClosed, ClientInUse, CotunedError, DaemonUnreachable, FrameError, refusal
 from .messages import Request
 
 A = TypeVar("A")
 
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5584"
+LONGEST_TIMEOUT = 1e6
+"""Seconds; eleven days, and what fits ZeroMQ's milliseconds."""
 HEARTBEAT_MS = 2_000
 """A peer that vanished without closing its connection is noticed after two of these; milliseconds."""
 
@@ -29,11 +35,12 @@ def default_endpoint() -> str:
     return os.environ.get("COTUNED_ENDPOINT") or DEFAULT_ENDPOINT
 
 
-def check_timeout(timeout: float) -> float:
-    """Seconds, finite and above 0; every wait has an end."""
-    if not (math.isfinite(timeout) and timeout > 0):
-        raise ValueError(f"timeout: got {timeout!r}, expected seconds, a finite number above 0")
-    return float(timeout)
+def check_timeout(timeout: Any) -> float:
+    """Seconds above 0, at most `LONGEST_TIMEOUT`; every wait has an end. Raises ValueError for anything else."""
+    number: float = float(timeout) if isinstance(timeout, numbers.Real) and timeout is not True else math.nan
+    if not 0 < number <= LONGEST_TIMEOUT:
+        raise ValueError(f"timeout: got {timeout!r:.40}, expected seconds, above 0 and at most {LONGEST_TIMEOUT:g}")
+    return number
 
 
 def set_common_options(socket: zmq.Socket[bytes]) -> None:
@@ -60,22 +67,60 @@ class Connection:
         self.timeout = check_timeout(timeout)
         self._pid = os.getpid()
         self._next_id = 0
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self.context.socket(zmq.DEALER)
-        set_common_options(self._socket)
+        self._user: dict[str, int] = {}  # the thread that is in a call; setdefault is atomic
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        self._socket = self.open_socket(zmq.DEALER)
+        self.connect(self._socket, endpoint)
+
+    def open_socket(self, kind: int) -> zmq.Socket[bytes]:
+        """One more socket in this connection's context; `close` closes it."""
+        socket = self._context.socket(kind)
+        self._sockets.append(socket)
+        set_common_options(socket)
+        return socket
+
+    def connect(self, socket: zmq.Socket[bytes], endpoint: Any) -> None:
+        """Connects a socket of this connection; closes the connection if the endpoint is none.
+
+        Raises:
+            CotunedError: ZeroMQ cannot connect to such an endpoint. (A daemon that is not there shows only later.)
+        """
         try:
-            self._socket.connect(endpoint)
-        except zmq.ZMQError as error:
+            if endpoint.startswith("tcp://") and not 0 < int(endpoint.rpartition(":")[2]) < 65536:
+                raise ValueError("the port is not 1 to 65535")
+            socket.connect(endpoint)
+        except (zmq.ZMQError, TypeError, ValueError, AttributeError) as error:
             self.close()
             raise CotunedError(
                 f"endpoint: got {endpoint!r}, which ZeroMQ cannot connect to ({error}); "
-                f"expected something like {DEFAULT_ENDPOINT!r}"
+                f"expected something like {DEFAULT_ENDPOINT!r} or 'ipc:///run/cotuned/queries'"
             ) from error
+
+    @contextmanager
+    def exclusive(self) -> Generator[None, None, None]:
+        """For one call: raises if the client is closed, forked, or in a call of another thread. Sockets and windows are
+        not made for that."""
+        self.check_usable()
+        # Not a lock: a Ctrl-C between its acquisition and `try` would leave it locked for ever. What an interrupted
+        # call leaves here is its own thread, which may come in again.
+        me = threading.get_ident()
+        if self._user.setdefault("thread", me) != me:
+            raise ClientInUse("this client is in a call of another thread; open one client in each thread")
+        try:
+            yield
+        finally:
+            self._user.pop("thread", None)
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._socket.closed
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is another process than the one that opened it."""
+        return os.getpid() != self._pid
 
     def check_usable(self) -> None:
         """Raises ClientClosed if closed or forked: ZeroMQ sockets are not fork-safe."""
@@ -132,6 +177,11 @@ class Connection:
             RequestRefused: the daemon answered with an error; its subclass says which.
         """
         seconds = self.timeout if timeout is None else check_timeout(timeout)
+        with self.exclusive():
+            return self.ask_inside(request, answer, seconds)
+
+    def ask_inside(self, request: Request, answer: type[A], seconds: float) -> A:
+        """As `ask`, for a caller that is within `exclusive`."""
         message = self.receive(self.send(request), seconds)
         if message is None:
             raise self._unreachable(seconds)
@@ -146,12 +196,14 @@ class Connection:
     def close(self, linger_ms: int = 0) -> None:
         """Closes the socket and its context; requests not yet sent get `linger_ms` milliseconds. Closing twice, or in a
         forked child, does nothing."""
-        if os.getpid() == self._pid:
-            self._socket.close(linger_ms)
-            self.context.destroy(0)
+        if os.getpid() == self._pid and not self._context.closed:
+            # One by one: when the collector takes a cycle the context has forgotten them, and would wait for ever.
+            for socket in self._sockets:
+                socket.close(linger_ms)
+            self._context.term()
 
     def __del__(self) -> None:
         # A context that is collected with open sockets waits for them for ever (libzmq's zmq_ctx_term).
-        if hasattr(self, "_socket") and not self._socket.closed and os.getpid() == self._pid:
+        if hasattr(self, "_socket") and not self._context.closed and os.getpid() == self._pid:
             warnings.warn(f"a client of {self.endpoint} was not closed", ResourceWarning, source=self, stacklevel=2)
             self.close()

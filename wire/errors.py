@@ -10,6 +10,7 @@
     ├── BatchRejected            the daemon refused one batch; carries its number, a code and a sentence
     ├── InvalidActions           a batch was refused by the client before it was sent (also a ValueError)
     ├── ClientClosed             the client was closed, or is used in a forked child
+    ├── ClientInUse              the client is in a call of another thread
     ├── FrameError               bytes on the wire that are not what the protocol says
     ├── ConfigError              a setting that cannot be used (one line a fault, with the key's path)
     ├── DeviceUnavailable        the device that was asked for is not there
@@ -71,6 +72,10 @@ class InvalidActions(CotunedError, ValueError):
 
 class ClientClosed(CotunedError):
     """The client was closed before, or belongs to another process (sockets do not survive a fork)."""
+
+
+class ClientInUse(CotunedError):
+    """The client is in a call of another thread; nothing was done. One client belongs to one thread at a time."""
 
 
 class FrameError(CotunedError, ValueError):

@@ -18,7 +18,14 @@ MAX_WAIT_MS = 60_000
 def _check_range(field: str, value: int, lowest: int, highest: int = MAX_SEQUENCE) -> None:
     if not lowest <= value <= highest:
         allowed = f"{lowest} to {'2^63 - 1' if highest == MAX_SEQUENCE else highest}"
-        raise ValueError(f"{field}: got {value}, allowed is {allowed}")
+        raise ValueError(f"{field}: got {value!r:.40}, allowed is {allowed}")
+
+
+def _check_slot(slot: int | str) -> None:
+    if isinstance(slot, str):
+        check_name("slot", slot)
+    else:
+        _check_range("slot", slot, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +123,7 @@ class Read:
 
     def __post_init__(self) -> None:
         check_name("run", self.run)
-        if isinstance(self.slot, str):
-            check_name("slot", self.slot)
+        _check_slot(self.slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +137,7 @@ class Write:
 
     def __post_init__(self) -> None:
         check_name("run", self.run)
-        if isinstance(self.slot, str):
-            check_name("slot", self.slot)
+        _check_slot(self.slot)
         if not (math.isfinite(self.value) and abs(self.value) <= MAX_FLOAT32):
             raise ValueError(f"value: got {self.value}, expected a finite number that float32 can hold")
 

@@ -20,10 +20,10 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 """Names of runs, actors and slots: 1 to 64 of letters, digits, ``_ . - /``, not beginning with ``. - /``."""
 
 
-def check_name(kind: str, name: str) -> None:
+def check_name(kind: str, name: object) -> None:
     """Raises ValueError with a sentence if `name` cannot name a `kind` ("run", "actor", "slot")."""
-    if not NAME_PATTERN.fullmatch(name):
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         raise ValueError(
-            f"{kind} name {name[:80]!r} cannot be used: 1 to 64 of letters, digits, '_', '.', '-', '/' are allowed, "
+            f"{kind} name {name!r:.80} cannot be used: 1 to 64 of letters, digits, '_', '.', '-', '/' are allowed, "
             "beginning with a letter, a digit or '_'"
         )
