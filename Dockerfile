@@ -38,7 +38,9 @@ ENV PATH=/opt/cotuned/bin:$PATH \
     CUPY_CACHE_DIR=/var/cache/cotuned
 USER 10001:10001
 WORKDIR /var/lib/cotuned
-VOLUME /var/lib/cotuned
+# The cache too: CuPy fails where it cannot write, and `device: auto` would then leave the GPU of a read-only container
+# unused.
+VOLUME ["/var/lib/cotuned", "/var/cache/cotuned"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["cotuned"]
 CMD ["serve"]

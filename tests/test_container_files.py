@@ -35,7 +35,12 @@ def test_every_service_is_hardened_and_listens_on_no_network() -> None:
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
         assert "no-new-privileges:true" in service["security_opt"], name
-        assert "ports" not in service, name
+        assert service["network_mode"] == "none", name
+
+
+def test_the_daemon_is_started_again_and_the_lock_step_training_is_not() -> None:
+    for name, service in SERVICES.items():
+        assert service.get("restart") == ("unless-stopped" if name.startswith("cotuned") else None), name
 
 
 def test_the_gpu_is_reserved_where_it_is_used() -> None:
