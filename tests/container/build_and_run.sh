@@ -61,7 +61,7 @@ hardened=$(podman run --detach "${hardening[@]}" --entrypoint cotuned "$image" s
 trap 'podman rm --force "$hardened" > /dev/null; buildah rm "$container" > /dev/null; rm -f "$log"' EXIT
 for _ in $(seq 50); do podman exec "$hardened" cotuned status --timeout 1 > /dev/null 2>&1 && break; sleep 0.2; done
 podman exec "$hardened" sh -c 'touch /var/cache/cotuned/x /var/lib/cotuned/x && ! touch /x 2> /dev/null \
-  && tr "\0" " " < /proc/1/cmdline && grep -E "^(Uid|CapEff|NoNewPrivs)" /proc/1/status'
+  && tr "\0" " " < /proc/1/cmdline && echo && grep -E "^(Uid|CapEff|NoNewPrivs)" /proc/1/status'
 began=$(date +%s%N)
 podman stop --time 10 "$hardened" > /dev/null  # SIGKILL after 10 s, which would be exit code 137
 code=$(podman inspect --format '{{.State.ExitCode}}' "$hardened")
