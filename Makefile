@@ -16,7 +16,7 @@ test: .venv/dev.stamp  ## All tests that need no GPU; GPU tests are skipped by n
 lint: .venv/dev.stamp  ## Format, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: .venv/dev.stamp  ## Formats the sources in place.
 	$(BIN)/ruff format .
