@@ -39,13 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
+        _give_up_output()
         return 1
     except (CotunedError, ValueError, OSError) as error:
         print(f"cotuned: {error}", file=sys.stderr)
+        if isinstance(error, OSError):
+            _give_up_output()
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _give_up_output() -> None:
+    """The interpreter flushes once more at exit: what standard output did not take must not fail there again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:

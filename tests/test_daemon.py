@@ -331,10 +331,15 @@ def test_a_flag_is_not_taken_for_the_beginning_of_another() -> None:
     assert "--n_action" in result.stderr
 
 
-def test_output_that_nobody_takes(daemon: DaemonProcess) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_takes(unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
         process = subprocess.run(
-            [sys.executable, "-m", "cotuned.service", "config", "show"], stdout=full, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "cotuned.service", "config", "show"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         )
     assert process.returncode == 1
     assert "No space left" in process.stderr
