@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from cotuned.client import (
     UnknownRun,
     UnknownSlot,
 )
-from tests.daemon_process import DaemonProcess
+from tests.daemon_process import DaemonProcess, wait_until
 
 UNIFORM = np.arange(1100) % 11
 
@@ -267,3 +268,32 @@ def test_a_daemon_that_comes_back_is_found_again(daemon: DaemonProcess) -> None:
         daemon.kill()
         daemon.restart()
         assert not learner.cotune(1).ready
+
+
+def test_a_learner_that_is_asking_survives_restarts_of_the_daemon(daemon: DaemonProcess) -> None:
+    """A request that is under way when the daemon dies is lost with it, and must be asked again."""
+    failures: list[BaseException] = []
+    answered = [0]
+    ended = threading.Event()
+
+    def ask() -> None:
+        try:
+            with LearnerClient(daemon.endpoint, timeout=20) as learner:
+                while not ended.is_set():
+                    answered[0] += 1
+                    assert learner.cotune(answered[0]).step == answered[0]
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for _ in range(4):
+            before = answered[0]
+            wait_until(lambda before=before: answered[0] > before + 50 or failures, timeout=20)
+            daemon.kill()
+            daemon.restart()
+    finally:
+        ended.set()
+        thread.join(30)
+    assert not failures

@@ -26,6 +26,7 @@ A = TypeVar("A")
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5584"
 LONGEST_TIMEOUT = 1e6
 """Seconds; eleven days, and what fits ZeroMQ's milliseconds."""
+ASK_AGAIN_SECONDS = 1.0
 HEARTBEAT_MS = 2_000
 """A peer that vanished without closing its connection is noticed after two of these; milliseconds."""
 
@@ -132,16 +133,18 @@ class Connection:
                 "open one client in each process, after the fork"
             )
 
-    def send(self, request: Request) -> int:
-        """Sends a request without waiting; returns its id for `receive`."""
+    def send(self, request: Request, again: int | None = None) -> int:
+        """Sends a request without waiting; returns its id for `receive`. `again`: the id under which it was sent."""
         self.check_usable()
-        self._next_id += 1
+        if again is None:
+            self._next_id += 1
+        request_id = self._next_id if again is None else again
         message = {"op": request.op, **{field.name: getattr(request, field.name) for field in fields(request)}}
         try:
-            self._socket.send(encode_control({"id": self._next_id, **message}), zmq.DONTWAIT)
+            self._socket.send(encode_control({"id": request_id, **message}), zmq.DONTWAIT)
         except zmq.Again as error:
             raise self._unreachable(self.timeout) from error
-        return self._next_id
+        return request_id
 
     def receive(self, request_id: int, seconds: float) -> dict[str, Any] | None:
         """The answer to request `request_id`, or None if it does not come within `seconds` (0: look, do not wait).
@@ -181,11 +184,19 @@ class Connection:
             return self.ask_inside(request, answer, seconds)
 
     def ask_inside(self, request: Request, answer: type[A], seconds: float) -> A:
-        """As `ask`, for a caller that is within `exclusive`."""
-        message = self.receive(self.send(request), seconds)
-        if message is None:
-            raise self._unreachable(seconds)
-        return answer_from_map(answer, message)
+        """As `ask`, for a caller that is within `exclusive`.
+
+        A request that is under way is lost with a daemon that dies, so it is sent again each second, under the same
+        number: every request may be served twice (a `cotune` step is answered once), and a second answer is dropped.
+        """
+        deadline = time.monotonic() + seconds
+        request_id = self.send(request)
+        while (left := deadline - time.monotonic()) > 0:
+            message = self.receive(request_id, min(left, ASK_AGAIN_SECONDS))
+            if message is not None:
+                return answer_from_map(answer, message)
+            self.send(request, request_id)
+        raise self._unreachable(seconds)
 
     def _unreachable(self, seconds: float) -> DaemonUnreachable:
         return DaemonUnreachable(

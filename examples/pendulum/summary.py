@@ -109,13 +109,15 @@ def _comparison(runs: Sequence[str], first: Mapping[str, Any], second: Mapping[s
     a, b = first["error_entropy"], second["error_entropy"]
     lines = [
         f"Executed entropy was {a:.2f} nats off the target in {runs[0]} and {b:.2f} in {runs[1]} (last third): "
-        f"{runs[int(b < a)]} came closer."
+        + (f"{runs[int(b < a)]} came closer." if abs(a - b) >= 0.005 else "as good as the same."),
     ]
     returns = first["mean_episode_return"], second["mean_episode_return"]
     if None not in returns:
+        close = abs(returns[0] - returns[1]) < 0.5
+        word = "they did alike" if close else f"{runs[int(returns[1] > returns[0])]} did better"
         lines.append(
-            f"Mean episode return was {returns[0]:.0f} and {returns[1]:.0f}: {runs[int(returns[1] > returns[0])]} did "
-            "better, in this one pair of runs with this seed."
+            f"Mean episode return was {returns[0]:.0f} and {returns[1]:.0f}: {word}, "
+            "in this one pair of runs with this seed."
         )
     return lines
 
