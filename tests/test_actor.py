@@ -400,8 +400,9 @@ def test_ctrl_c_at_any_moment_leaves_the_window_whole(daemon: DaemonProcess) -> 
     try:
         with ActorClient(daemon.endpoint, window=64, timeout=10) as actor:
             while interrupts < 150:
-                signal.setitimer(signal.ITIMER_REAL, float(rng.uniform(1e-5, 2e-3)))
+                delay = float(rng.uniform(1e-5, 2e-3))
                 try:
+                    signal.setitimer(signal.ITIMER_REAL, delay)  # in here: it may go off at once
                     while True:
                         actor.push([1])
                 except Interrupt:
