@@ -7,8 +7,9 @@
 //   segments     Segment   [S]    one observation each, or the run's new pool
 //   runs         Run       [T]    the touched runs: their segments, and what their counters grow by
 //
-// count_pieces (P blocks) → finish_runs (T blocks): pool, H = −Σ p ln p in float64, EMA. A drain of one piece needs
-// only observe_piece (one block does both, everything but the actions comes as a kernel argument).
+// count_pieces (P blocks) → merge_segments where there are many actions and a segment of several pieces → finish_runs
+// (T blocks): pool, H = −Σ p ln p (entropy.cuh), EMA. A drain of one piece needs only observe_piece (one block does
+// both, everything but the actions comes as a kernel argument).
 //
 // Idea: nothing is shared while counting. With few actions each thread owns a column of byte counters, four packed in
 // a word at [bin / 4][thread], free of bank conflicts; a column of words is then added up as two pairs of 16-bit fields.
@@ -17,7 +18,6 @@
 
 #define ROW_OF_COUNTS (N_ACTIONS + 1)
 #define PER_VECTOR (16 / ACTION_BYTES)
-#define FULL_WARP 0xffffffffu
 
 #define COUNT_WARPS (COUNT_THREADS / 32)
 #define ROUND 64  // segments of a run whose entropies are computed before the EMA walks over them
@@ -162,28 +162,25 @@ __device__ __forceinline__ long long share_of_pool(const Segment& segment, const
     }
 }
 
-// What is observed of one segment, by one warp; −1 where nothing was reported.
-__device__ void measure(const Segment& segment, const unsigned* counts, const long long* pool, double* entropy,
-                        double* gate_rate, double* conditional)
+// What is observed of one segment, by one warp or, `together`, by the whole block; −1 where nothing was reported.
+__device__ void measure(const Segment& segment, const unsigned* counts, const long long* pool, bool together,
+                        double* entropy, double* gate_rate, double* conditional)
 {
-    const int lane = threadIdx.x & 31;
+    const int member = together ? threadIdx.x : threadIdx.x & 31, members = together ? blockDim.x : 32;
     const bool pooled = segment.takes_pool;
     const double total = (double)(segment.actions + (pooled ? pool[N_ACTIONS + POOL_ACTIONS] : 0));
-    double sum = 0.0;
-    for (int bin = lane; bin < N_ACTIONS; bin += 32) {
-        const long long count = counts[bin] + (pooled ? pool[bin] : 0);
-        if (count > 0) {
-            const double p = (double)count / total;
-            sum += p * log(p);
-        }
-    }
-    for (int offset = 16; offset > 0; offset >>= 1) sum += __shfl_xor_sync(FULL_WARP, sum, offset);
-    if (lane != 0) return;
+    const double per_action = reciprocal_of(total), ln_total = ln_whole(total);
+    unsigned long long units = 0;
+#pragma unroll 4
+    for (int bin = member; bin < N_ACTIONS; bin += members)
+        units += entropy_units(counts[bin] + (pooled ? pool[bin] : 0), per_action, ln_total);
+    units = together ? block_sum_wide(units) : warp_sum_wide(units);
+    if (member != 0) return;
     long long columns[N_POOL_COLUMNS];
     for (int c = 0; c < N_POOL_COLUMNS; ++c)
         columns[c] = share_of_pool(segment, counts, N_ACTIONS + c) + (pooled ? pool[N_ACTIONS + c] : 0);
     const double proposed = (double)columns[POOL_PROPOSED], rows = (double)columns[POOL_ROWS];
-    *entropy = 0.0 - sum;
+    *entropy = nats(units);
     *gate_rate = proposed > 0.0 ? (double)columns[POOL_GATED] / proposed : -1.0;
     *conditional = rows > 0.0 ? (double)columns[POOL_ROW_ENTROPY] * ROW_ENTROPY_UNIT / rows : -1.0;
 }
@@ -211,15 +208,16 @@ __device__ void finish_run(unsigned char* bus, const Run& run, const Segment* se
     const int warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     const long long n = run.n_segments;
     for (long long s = 0; s < n; ++s)
-        if (segments[s].n_pieces > 1)
+        if (N_ACTIONS <= FEW_ACTIONS && segments[s].n_pieces > 1)
             merge_pieces(partials + segments[s].first_piece * ROW_OF_COUNTS, segments[s].n_pieces);
     const long long observed = n > 0 && !segments[n - 1].complete ? n - 1 : n;  // only the last can be a new pool
     for (long long begin = 0; begin < observed; begin += ROUND) {
         const int in_round = (int)(observed - begin < ROUND ? observed - begin : ROUND);
-        for (int i = warp; i < in_round; i += warps) {
+        const bool together = in_round < warps;
+        for (int i = together ? 0 : warp; i < in_round; i += together ? 1 : warps) {
             const Segment& segment = segments[begin + i];
-            measure(segment, partials + segment.first_piece * ROW_OF_COUNTS, row.pool, &entropy[i], &gate_rate[i],
-                    &conditional[i]);
+            measure(segment, partials + segment.first_piece * ROW_OF_COUNTS, row.pool, together, &entropy[i],
+                    &gate_rate[i], &conditional[i]);
         }
         __syncthreads();
         if (threadIdx.x == 0)
@@ -255,6 +253,32 @@ count_pieces(const action_t* actions, const action_t* proposed, const long long*
     const long long begin = piece_start[blockIdx.x];
     count_piece(actions + begin, proposed ? proposed + begin : proposed, (int)(piece_start[blockIdx.x + 1] - begin),
                 partials + (long long)blockIdx.x * ROW_OF_COUNTS);
+}
+
+// Adds the pieces of every segment up in its first one: 32 columns by a block. With few actions finish_run does it.
+extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
+merge_segments(const Segment* segments, long long n_segments, unsigned* partials)
+{
+    __shared__ unsigned of_warp[FINISH_THREADS / 32][32];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = FINISH_THREADS / 32;
+    const int bin = blockIdx.x * 32 + lane;
+    for (long long s = blockIdx.y; s < n_segments; s += gridDim.y) {
+        const long long n_pieces = segments[s].n_pieces;
+        if (n_pieces <= 1) continue;
+        unsigned* mine = partials + segments[s].first_piece * ROW_OF_COUNTS + bin;
+        unsigned sum = 0;
+        if (bin < ROW_OF_COUNTS)
+#pragma unroll 8
+            for (long long piece = warp; piece < n_pieces; piece += warps) sum += mine[piece * ROW_OF_COUNTS];
+        of_warp[warp][lane] = sum;
+        __syncthreads();
+        if (warp == 0 && bin < ROW_OF_COUNTS) {
+            sum = 0;
+            for (int w = 0; w < warps; ++w) sum += of_warp[w][lane];
+            *mine = sum;
+        }
+        __syncthreads();
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(FINISH_THREADS, 1)

@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from ..config.settings import Settings
 from ..wire.errors import DeviceUnavailable
-from ..wire.slots import Counter
+from ..wire.slots import Counter, PoolColumn
 from .bus import RowState
 from .cuda_modules import OPENING, Pinned, Staging, compiled, cuda_errors, import_cupy, power_of_two
-from .cuda_sources import FINISH_THREADS, RecordLayout, count_threads
+from .cuda_sources import FEW_ACTIONS, FINISH_THREADS, RecordLayout, count_threads
 from .drain import Drain, Int64Array, Plan, Rejection, plan, reject
+from .entropy_step import EntropyStep
 from .parameters import run_parameters
 from .sac_cotune import initialize_tuner
 from .upload import MAX_PIECE_ACTIONS, Layout, Tables, action_dtype, pack, split, tabulate
@@ -28,6 +29,9 @@ PART_ACTIONS = 2**24
 
 PART_COUNTS = 2**23
 """Most counts of pieces that lie on the device at a time (32 MiB)."""
+
+MERGE_SEGMENTS = 1024
+"""Most segments that ``merge_segments`` gives blocks of their own."""
 
 MIN_PIECE_ACTIONS = 4096
 """Fewer actions are not worth a block of their own."""
@@ -49,6 +53,7 @@ class CudaBus:
         self._n_slots = settings.bus.n_slots
         self._pool_min_actions = settings.observation.pool_min_actions
         self._pool_actions: Int64Array = np.zeros(settings.bus.max_runs, dtype=np.int64)  # mirror of the device's
+        self._stepped: set[int] = set()  # rows whose pools an EntropyStep may have changed behind the mirror
         self._layout = RecordLayout.of(self._n_slots, self._n_actions)
         self._dtype = action_dtype(self._n_actions)
         with cuda_errors(self._cupy, "opening the CUDA device", OPENING):
@@ -81,6 +86,7 @@ class CudaBus:
             entropy = compiled(self._cupy, "action_entropy", self._n_actions, self._n_slots)
             tuner = compiled(self._cupy, "sac_cotune", self._n_actions, self._n_slots)
             self._count_pieces = entropy.get_function("count_pieces")
+            self._merge_segments = entropy.get_function("merge_segments")
             self._finish_runs = entropy.get_function("finish_runs")
             self._observe_piece = entropy.get_function("observe_piece")
             self._sac_cotune = tuner.get_function("sac_cotune")
@@ -133,6 +139,8 @@ class CudaBus:
 
     def observe(self, drain: Drain) -> list[Rejection]:
         """See `IsvBus`."""
+        if self._stepped:
+            self._read_pools()
         rejections: list[Rejection] = []
         max_batches = max(1, PART_COUNTS // (self._n_actions + 1))
         for first, part in split(drain, max_batches, PART_ACTIONS):
@@ -145,6 +153,21 @@ class CudaBus:
                 self._follow_pools(tables)
             rejections += [bad._replace(batch=first + bad.batch) for bad in rejected]
         return rejections
+
+    def entropy_step(self, row: int, *, prefill: bool = False) -> EntropyStep:
+        """A launcher for batches of an open row that lie on the device already.
+
+        It may be mixed with `observe` and the other calls for that row: each sees the launches of which the caller
+        knows that they are finished (`stream.synchronize()`, or an event).
+        """
+        self._stepped.add(row)
+        record, pool = self._row_address(row), self._pool_min_actions
+        return EntropyStep(self._cupy, self._device, record, self._n_actions, self._n_slots, pool, prefill)
+
+    def _read_pools(self) -> None:
+        place = self._n_actions + PoolColumn.ACTIONS
+        for row in self._stepped:
+            self._pool_actions[row] = self.row(row).pool[place]
 
     def _piece_actions(self, n_actions: int) -> int:
         """Pieces small enough to occupy the whole chip twice, and large enough to be worth a block."""
@@ -172,6 +195,10 @@ class CudaBus:
         if tables.n_pieces:
             arguments = (actions, proposed, np.uint64(base + layout.piece_start), partials)
             self._count_pieces((tables.n_pieces,), (count_threads(self._n_actions),), arguments)
+        if self._n_actions > FEW_ACTIONS and tables.n_pieces > (tables.segments["n_pieces"] > 0).sum():
+            grid = (-(-(self._n_actions + 1) // 32), min(tables.segments.size, MERGE_SEGMENTS))
+            arguments = (segments, np.int64(tables.segments.size), partials)
+            self._merge_segments(grid, (FINISH_THREADS,), arguments)
         arguments = (bus, np.uint64(base + layout.runs), segments, partials)
         self._finish_runs((tables.runs.size,), (FINISH_THREADS,), arguments)
 

@@ -38,9 +38,9 @@ def cuda_errors(cupy: Any, doing: str, advice: str = RUNNING) -> Iterator[None]:
         raise DeviceUnavailable(f"{doing} failed: got {type(error).__name__}: {error}; {advice}") from error
 
 
-def compiled(cupy: Any, name: str, n_actions: int, n_slots: int) -> Any:
+def compiled(cupy: Any, name: str, n_actions: int, n_slots: int, action_bytes: int = 0) -> Any:
     """The module of ``<name>.cu``. CuPy keeps the machine code in ``CUPY_CACHE_DIR`` (else ``~/.cupy``)."""
-    return cupy.RawModule(code=source(name, n_actions, n_slots), options=COMPILE_OPTIONS)
+    return cupy.RawModule(code=source(name, n_actions, n_slots, action_bytes), options=COMPILE_OPTIONS)
 
 
 class Pinned:

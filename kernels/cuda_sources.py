@@ -1,4 +1,4 @@
-"""The text that NVRTC compiles: injected constants, ``isv_bus.cuh``, then one ``.cu`` file. Needs no GPU and no CuPy.
+"""The text that NVRTC compiles: injected constants, shared ``.cuh`` files, one ``.cu`` file. Needs no GPU and no CuPy.
 
 Slots, counters, pool columns, parameters, the fields of the tables and the layout of a bus record are all written here
 from their Python definitions, so that the two languages cannot drift apart.
@@ -6,6 +6,7 @@ from their Python definitions, so that the two languages cannot drift apart.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -25,7 +26,24 @@ FEW_ACTIONS = 64
 FINISH_THREADS = 512
 """Threads of the block that finishes a run."""
 
-_C_TYPES = {1: "unsigned char", 2: "unsigned short"}
+STEP_THREADS = 512
+"""Most threads of a block of ``entropy_step.cu``."""
+
+TINY_ACTIONS = 1024
+"""Most actions that ``step_tiny`` counts: four for each thread but those of the last warp."""
+
+STEP_ACTIONS = 32
+"""Actions that a thread of ``entropy_step.cu`` counts at a time."""
+
+MAX_BIT_PLANE_ACTIONS = 16
+"""Up to this K ``entropy_step.cu`` is used; beyond, ``entropy_step_wide.cu``."""
+
+_C_TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
+_HEADERS = {
+    "action_entropy": ("isv_bus.cuh", "entropy.cuh"),
+    "entropy_step": ("isv_bus.cuh", "entropy.cuh", "bit_planes.cuh"),
+    "entropy_step_wide": ("isv_bus.cuh", "entropy.cuh"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +76,20 @@ def count_threads(n_actions: int) -> int:
     return 32 * min(8, (shared_bytes - row_bytes) // histogram_bytes)
 
 
-def defines(n_actions: int, n_slots: int) -> dict[str, int | float | str]:
-    """The constants that every ``.cu`` file may use."""
+def step_groups(action_bytes: int) -> int:
+    """Times `STEP_ACTIONS` that a thread of a large ``entropy_step`` has under way: eight loads or more."""
+    return max(1, 4 // action_bytes)
+
+
+def step_blocks(action_bytes: int) -> int:
+    """Blocks of a large ``entropy_step`` on a multiprocessor; int64 needs all registers for one."""
+    return 2 if action_bytes <= 4 else 1
+
+
+def defines(n_actions: int, n_slots: int, action_bytes: int = 0) -> dict[str, int | float | str]:
+    """The constants that every ``.cu`` file may use; `action_bytes` 0: actions as drains bring them."""
     layout = RecordLayout.of(n_slots, n_actions)
-    action_bytes = np.dtype(action_dtype(n_actions)).itemsize
+    action_bytes = action_bytes or np.dtype(action_dtype(n_actions)).itemsize
     return {
         **slot_defines(),
         **parameter_defines(),
@@ -74,19 +102,25 @@ def defines(n_actions: int, n_slots: int) -> dict[str, int | float | str]:
         "ROW_POOL": layout.pool,
         "ROW_PARAMETERS": layout.parameters,
         "ROW_ENTROPY_UNIT": ROW_ENTROPY_UNIT,
+        "LN_N_ACTIONS": repr(math.log(n_actions)),
         "MAX_PIECE_ACTIONS": MAX_PIECE_ACTIONS,
         "FEW_ACTIONS": FEW_ACTIONS,
         "COUNT_THREADS": count_threads(n_actions),
         "FINISH_THREADS": FINISH_THREADS,
+        "STEP_THREADS": STEP_THREADS,
+        "TINY_ACTIONS": TINY_ACTIONS,
+        "STEP_GROUPS": step_groups(action_bytes),
+        "STEP_BLOCKS": step_blocks(action_bytes),
+        "WIDE_THREADS": count_threads(n_actions),
         "RUN_FIELDS": f"long long {', '.join(RUN_FIELDS)};",
         "SEGMENT_FIELDS": f"long long {', '.join(SEGMENT_FIELDS)};",
     }
 
 
 @cache
-def source(name: str, n_actions: int, n_slots: int) -> str:
+def source(name: str, n_actions: int, n_slots: int, action_bytes: int = 0) -> str:
     """The whole text of ``<name>.cu`` for K = `n_actions`, ready to be compiled."""
-    head = "".join(f"#define {key} {value}\n" for key, value in defines(n_actions, n_slots).items())
+    head = "".join(f"#define {key} {value}\n" for key, value in defines(n_actions, n_slots, action_bytes).items())
     folder = files(__name__.rpartition(".")[0])
-    body = "".join(f'#line 1 "{file}"\n{(folder / file).read_text("utf-8")}' for file in ("isv_bus.cuh", f"{name}.cu"))
-    return head + body
+    parts = (*_HEADERS.get(name, ("isv_bus.cuh",)), f"{name}.cu")
+    return head + "".join(f'#line 1 "{part}"\n{(folder / part).read_text("utf-8")}' for part in parts)

@@ -11,14 +11,39 @@ from pathlib import Path
 
 import pytest
 
+from cotuned.kernels import cuda_distill
+from cotuned.kernels.cuda_distill import Variant
 from cotuned.kernels.cuda_sources import COMPILE_OPTIONS, RecordLayout, defines, source
 
-SOURCES = ("action_entropy", "sac_cotune")
+SOURCES = ("action_entropy", "entropy_step", "entropy_step_wide", "sac_cotune")
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-ACTION_COUNTS = {"action_entropy": (2, 11, 256, 257, 4096), "sac_cotune": (11, 4096)}
+ACTION_COUNTS = {
+    "action_entropy": (2, 11, 256, 257, 4096),
+    "entropy_step": (2, 11, 16),
+    "entropy_step_wide": (17, 4096),
+    "sac_cotune": (11, 4096),
+}
+ACTION_BYTES = {"entropy_step": (1, 2, 4, 8), "entropy_step_wide": (1, 2, 4, 8)}
+CASES = [(name, k, size) for name in SOURCES for k in ACTION_COUNTS[name] for size in ACTION_BYTES.get(name, (0,))]
+DISTILL_CASES = [
+    Variant(k, logits, q, gradient, vector, masked, dense=masked)
+    for k, logits, q, gradient, vector in (
+        (1, "float32", "float32", "float32", 1),
+        (11, "float32", "float32", "float32", 1),
+        (18, "bfloat16", "bfloat16", "bfloat16", 2),
+        (64, "bfloat16", "bfloat16", "float32", 8),
+        (300, "float16", "float32", "float16", 4),
+        (1024, "float32", "bfloat16", "float32", 4),
+        (4095, "float16", "float16", "float16", 1),
+        (4096, "float32", "float32", "float32", 4),
+    )
+    for masked in (False, True)
+]
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 ENTRIES = {
-    "action_entropy": {"count_pieces", "finish_runs", "observe_piece"},
+    "action_entropy": {"count_pieces", "merge_segments", "finish_runs", "observe_piece"},
+    "entropy_step": {"step_tiny", "step_small", "step_large"},
+    "entropy_step_wide": {"observe_batch", "count_blocks", "merge_blocks", "finish_batch"},
     "sac_cotune": {"sac_cotune"},
 }
 
@@ -76,26 +101,37 @@ def nvrtc() -> Nvrtc:
     return Nvrtc(library)
 
 
-@pytest.mark.parametrize(("name", "n_actions"), [(name, k) for name in SOURCES for k in ACTION_COUNTS[name]])
+@pytest.mark.parametrize(("name", "n_actions", "action_bytes"), CASES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_compiles(nvrtc: Nvrtc, name: str, architecture: int, n_actions: int) -> None:
+def test_compiles(nvrtc: Nvrtc, name: str, architecture: int, n_actions: int, action_bytes: int) -> None:
     if architecture not in nvrtc.architectures():
         pytest.skip(f"this NVRTC does not know sm_{architecture}")
     options = (*COMPILE_OPTIONS, *CUPY_OPTIONS, f"-arch=sm_{architecture}")
-    code = nvrtc.compile(source(name, n_actions, 1024), name, options)
+    code = nvrtc.compile(source(name, n_actions, 1024, action_bytes), name, options)
     assert code.startswith(b"\x7fELF")
     assert all(entry.encode() in code for entry in ENTRIES[name])
+
+
+@pytest.mark.parametrize("variant", DISTILL_CASES, ids=lambda v: f"{v.n_actions}-{v.logits}-{v.masked}")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_distill_compiles(nvrtc: Nvrtc, variant: Variant, architecture: int) -> None:
+    if architecture not in nvrtc.architectures():
+        pytest.skip(f"this NVRTC does not know sm_{architecture}")
+    options = (*cuda_distill.COMPILE_OPTIONS, *CUPY_OPTIONS, f"-arch=sm_{architecture}")
+    code = nvrtc.compile(variant.source(), "q_pi_distill_grad", options)
+    assert code.startswith(b"\x7fELF")
+    assert b"q_pi_distill_grad" in code
 
 
 def test_all_sources_are_listed() -> None:
     folder = files("cotuned.kernels")
     found = {entry.name.removesuffix(".cu") for entry in folder.iterdir() if entry.name.endswith(".cu")}
-    assert found == set(SOURCES)
+    assert found == {*SOURCES, "q_pi_distill_grad"}
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("name", [*SOURCES, "q_pi_distill_grad"])
 def test_has_no_headers_and_no_atomics(name: str) -> None:
-    text = source(name, 11, 1024)
+    text = DISTILL_CASES[0].source() if name == "q_pi_distill_grad" else source(name, 11, 1024)
     assert "#include" not in text
     assert "atomic" not in text.lower().replace("no atomics", "")
     assert not re.search(r"\bu?int(8|16|32|64)_t\b", text)
