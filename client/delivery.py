@@ -93,6 +93,7 @@ class Delivery:
         """
         self._wait_for_room(seconds)
         self._frames.append((self.last + 1, frame))
+        # Begun anew with an empty window, so what a Ctrl-C made it miss does not stay.
         self._bytes = self._bytes + len(frame) if len(self._frames) > 1 else len(frame)
         self._transmit()
         many = self.last - self._asked_at_frame >= _ASK_EVERY_BATCHES

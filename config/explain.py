@@ -19,17 +19,19 @@ def explain(error: ValidationError, sources: Sequence[tuple[str, dict[str, Any]]
         error: what `Settings` raised.
         sources: name and values of each source, in rising order of precedence.
     """
-    lines: list[str] = []
-    for fault in error.errors(include_url=False):
-        path = [str(part) for part in fault["loc"] if part != "[key]"]
-        line = _line(path, fault, sources)
-        if line not in lines:
-            lines.append(line)
+    faults = [([str(part) for part in f["loc"] if part != "[key]"], f) for f in error.errors(include_url=False)]
+    paths = [path for path, _ in faults]
     # A fault in `tuner` shows once more in every run that inherits it; the first one says it.
-    kept = [line for line in lines if not _inherited(line, lines)]
-    return f"{len(kept)} fault{'s' if len(kept) > 1 else ''} in the settings:\n" + "\n".join(
-        f"  {line}" for line in kept
+    lines = [_line(path, fault, sources) for path, fault in faults if not _inherited(path, paths, sources)]
+    lines = list(dict.fromkeys(lines))
+    return f"{len(lines)} fault{'s' if len(lines) > 1 else ''} in the settings:\n" + "\n".join(
+        f"  {line}" for line in lines
     )
+
+
+def _inherited(path: list[str], paths: Sequence[list[str]], sources: Sequence[tuple[str, dict[str, Any]]]) -> bool:
+    """Whether no source gives the run this key itself, and `tuner` has the same fault."""
+    return path[:1] == ["runs"] and len(path) > 2 and ["tuner", *path[2:]] in paths and not _where(path, sources)
 
 
 def _line(path: list[str], fault: Any, sources: Sequence[tuple[str, dict[str, Any]]]) -> str:
@@ -106,12 +108,3 @@ def _fields_at(path: Sequence[str]) -> list[str]:
 
 def _is_model(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, BaseModel)
-
-
-def _inherited(line: str, lines: Sequence[str]) -> bool:
-    if not line.startswith("runs."):
-        return False
-    _, _, rest = line.removeprefix("runs.").partition(".")
-    key = rest.split(":")[0].split(" ")[0]
-    own_source = "(" in line
-    return not own_source and any(other.startswith(f"tuner.{key}") for other in lines)

@@ -19,7 +19,6 @@ from .explain import explain
 from .settings import Settings
 
 CONFIG_VARIABLE = "COTUNED_CONFIG"
-ENDPOINT_VARIABLE = "COTUNED_ENDPOINT"
 _PREFIX = "COTUNED_"
 _NOT_SETTINGS = re.compile(r"COTUNED_(CONFIG|ENDPOINT|SERVICE_.*|PORT|PORT_.*)")
 """Ours for the command line, and what Kubernetes sets in every pod beside a service that is called `cotuned`."""

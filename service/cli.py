@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, cast
@@ -19,15 +18,15 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from ..config.load import ENDPOINT_VARIABLE, add_flags, load
+from ..config.load import add_flags, load
 from ..config.settings import Settings, reach
 from ..wire.answers import ReadAnswer, StatusAnswer
 from ..wire.connection import Connection
 from ..wire.errors import CotunedError
 from ..wire.messages import Read, Status
-from ..wire.protocol import DEFAULT_RUN
+from ..wire.protocol import DEFAULT_RUN, ENDPOINT_VARIABLE
 from .daemon import serve
-from .logs import log, set_up
+from .logs import logger, set_up
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +55,6 @@ def _give_up_output() -> None:
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
-    # No abbreviations: a typo in a flag must not pass as another flag's beginning.
     parser = argparse.ArgumentParser(
         prog="cotuned",
         allow_abbrev=False,
@@ -66,37 +64,35 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     flag_sources: dict[str, Any] = {}
 
-    command = commands.add_parser("serve", allow_abbrev=False, help="run the daemon")
-    command.set_defaults(run=_serve, settings="serve")
+    command = _add_command(commands, "serve", "run the daemon", _serve)
+    command.set_defaults(settings="serve")
     flag_sources["serve"] = add_flags(command)
 
-    command = commands.add_parser(
-        "status", allow_abbrev=False, help="ask a daemon how it is; exit code 0 if it answers"
-    )
-    command.set_defaults(run=_status)
+    command = _add_command(commands, "status", "ask a daemon how it is; exit code 0 if it answers", _status)
     _add_endpoint(command)
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
-    command = commands.add_parser("read", allow_abbrev=False, help="print one slot of a run")
-    command.set_defaults(run=_read)
+    command = _add_command(commands, "read", "print one slot of a run", _read)
     command.add_argument("slot", help="number or name, e.g. 583 or ALPHA")
     command.add_argument("--run", dest="run_name", default=DEFAULT_RUN, help="name of the run (%(default)s)")
     _add_endpoint(command)
 
-    config = commands.add_parser("config", allow_abbrev=False, help="look at settings").add_subparsers(
-        metavar="COMMAND", required=True
-    )
-    command = config.add_parser("show", allow_abbrev=False, help="print the settings that `serve` would take, as YAML")
-    command.set_defaults(run=_config_show, settings="config show")
+    config = _add_command(commands, "config", "look at settings").add_subparsers(metavar="COMMAND", required=True)
+    command = _add_command(config, "show", "print the settings that `serve` would take, as YAML", _config_show)
+    command.set_defaults(settings="config show")
     flag_sources["config show"] = add_flags(command)
-    command = config.add_parser(
-        "check", allow_abbrev=False, help="check a settings file; exit code 0 if it can be used"
-    )
-    command.set_defaults(run=_config_check)
+    command = _add_command(config, "check", "check a settings file; exit code 0 if it can be used", _config_check)
     command.add_argument("file", help="YAML file")
-    command = config.add_parser("schema", allow_abbrev=False, help="print the JSON schema of a settings file")
-    command.set_defaults(run=_config_schema)
+    _add_command(config, "schema", "print the JSON schema of a settings file", _config_schema)
     return parser, flag_sources
+
+
+def _add_command(commands: Any, name: str, what: str, run: Callable[..., int] | None = None) -> argparse.ArgumentParser:
+    """One command. No abbreviations: a typo in a flag must not pass as another flag's beginning."""
+    command = commands.add_parser(name, allow_abbrev=False, help=what)
+    if run is not None:
+        command.set_defaults(run=run)
+    return command
 
 
 def _add_endpoint(command: argparse.ArgumentParser) -> None:
@@ -119,8 +115,7 @@ def _serve(namespace: argparse.Namespace, flag_sources: dict[str, Any]) -> int:
         raise
     except Exception as error:
         # Whatever it is, a supervisor sees one line with the cause, a traceback in it, and an exit code.
-        log(logging.ERROR, "failed", error=repr(error))
-        logging.getLogger("cotuned").exception("failed")
+        logger.exception("failed", extra={"fields": {"error": repr(error)}})
         return 1
     return 0
 

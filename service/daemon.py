@@ -39,10 +39,10 @@ class Daemon:
                 self._stack.callback(recorder.close)
             sockets = Sockets(settings)
             self._stack.callback(sockets.close)
+            self._engine = Engine(settings, bus, sockets, recorder)
         except BaseException:
             self._stack.close()
             raise
-        self._engine = Engine(settings, bus, sockets, recorder)
         self.device = bus.device
         self.endpoints = sockets.endpoints
         self.tally = self._engine.tally

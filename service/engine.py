@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, cast
@@ -82,7 +82,7 @@ class Engine:
                 self._sockets.wait(min(LONGEST_WAIT, next_publish, self._held.next_deadline()))
             self.serve_queries()
             more = self.drain()
-            self._answer_held()
+            self._answer_held(self._can_answer)
             if time.monotonic() >= next_summary:
                 next_summary = time.monotonic() + self._settings.log.interval
                 self._log_summary()
@@ -123,8 +123,8 @@ class Engine:
         stream = self._streams.get(request.stream)
         return stream is None or stream.gap or stream.last >= request.wait_for
 
-    def _answer_held(self) -> None:
-        for asker, request_id, request in self._held.take(self._can_answer):
+    def _answer_held(self, ready: Callable[[Acknowledge], bool]) -> None:
+        for asker, request_id, request in self._held.take(ready):
             self._send(asker, request_id, answer=asdict(self._streams.acknowledge(request)))
 
     def _send(self, asker: bytes, request_id: Any, **content: Any) -> None:
@@ -223,7 +223,6 @@ class Engine:
         deadline = time.monotonic() + DRAIN_ON_STOP
         while self.drain() and time.monotonic() < deadline:
             pass
-        for asker, request_id, request in self._held.take(lambda _: True):
-            self._send(asker, request_id, answer=asdict(self._streams.acknowledge(request)))
+        self._answer_held(lambda _: True)
         self.serve_queries()
         self._log_summary()

@@ -126,7 +126,6 @@ def test_an_unknown_flag_is_refused() -> None:
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_ends_the_start() -> None:
-    cupy = pytest.importorskip  # only where there is none
     try:
         import cupy
 

@@ -160,3 +160,11 @@ def test_every_setting_has_its_line(section: Any) -> None:
     for name, field in getattr(section, "model_fields", {}).items():
         if name not in ("lr_alpha", "n_actions"):
             assert field.description, name
+
+
+def test_an_inherited_fault_is_said_once_whatever_the_run_is_called(tmp_path: Path) -> None:
+    file = written(tmp_path, {"tuner": {"lr_tau": -1}, "runs": {"lr.1": {"source": "policy"}, "b": {"lr_tau": -2}}})
+    with pytest.raises(ConfigError, match="2 faults in the settings") as caught:
+        load(file)
+    assert "tuner.lr_tau: got -1" in str(caught.value)
+    assert "runs.b.lr_tau: got -2" in str(caught.value)

@@ -20,6 +20,7 @@ from .answers import answer_from_map
 from .codec import decode_control, encode_control
 from .errors import ClientClosed, ClientInUse, CotunedError, DaemonUnreachable, FrameError, refusal
 from .messages import Request
+from .protocol import ENDPOINT_VARIABLE
 
 A = TypeVar("A")
 
@@ -32,8 +33,8 @@ HEARTBEAT_MS = 2_000
 
 
 def default_endpoint() -> str:
-    """The queries endpoint that ``COTUNED_ENDPOINT`` names, else the daemon's default on this machine."""
-    return os.environ.get("COTUNED_ENDPOINT") or DEFAULT_ENDPOINT
+    """The queries endpoint that `ENDPOINT_VARIABLE` names, else the daemon's default on this machine."""
+    return os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT
 
 
 def check_timeout(timeout: Any) -> float:

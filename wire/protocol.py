@@ -16,6 +16,9 @@ MAX_SEQUENCE = 2**63 - 1
 
 DEFAULT_RUN = "default"
 
+ENDPOINT_VARIABLE = "COTUNED_ENDPOINT"
+"""Environment variable that names the daemon's queries endpoint, for clients and the command line."""
+
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 """Names of runs, actors and slots: 1 to 64 of letters, digits, ``_ . - /``, not beginning with ``. - /``."""
 
