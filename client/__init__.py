@@ -3,11 +3,16 @@
 from ..wire.answers import CotuneAnswer, EntropyAnswer, StatsAnswer, StatusAnswer
 from ..wire.errors import (
     ActionCountMismatch,
+    AttachmentLost,
     BatchRejected,
+    CapturingStream,
     ClientClosed,
     ClientInUse,
     CotunedError,
     DaemonUnreachable,
+    DeviceBusy,
+    DeviceNotShared,
+    DeviceUnavailable,
     FlushTimeout,
     FrameError,
     InvalidActions,
@@ -24,13 +29,16 @@ from ..wire.errors import (
 )
 from ..wire.slots import Slot
 from .actor import ActorClient
+from .device_row import DeviceRow
 from .gates import ChainOutcome, ConfidenceGate, Gate, GateChain, GateOutcome, MaskGate
 from .learner import LearnerClient
 
 __all__ = [
     "ActionCountMismatch",
     "ActorClient",
+    "AttachmentLost",
     "BatchRejected",
+    "CapturingStream",
     "ChainOutcome",
     "ClientClosed",
     "ClientInUse",
@@ -38,6 +46,10 @@ __all__ = [
     "CotuneAnswer",
     "CotunedError",
     "DaemonUnreachable",
+    "DeviceBusy",
+    "DeviceNotShared",
+    "DeviceRow",
+    "DeviceUnavailable",
     "EntropyAnswer",
     "FlushTimeout",
     "FrameError",

@@ -6,19 +6,21 @@ import atexit
 import os
 import secrets
 import socket as hostnames
+import time
 import warnings
 import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
-from ..wire.codec import PHASES, Batch, action_dtype, encode_batch
+from ..wire.codec import PHASES, Batch, DeviceBatch, action_dtype, encode_batch
 from ..wire.connection import Connection, check_timeout, default_endpoint
-from ..wire.errors import BatchRejected, CotunedError, InvalidActions
+from ..wire.errors import BatchRejected, CotunedError, InvalidActions, WindowFull
 from ..wire.messages import Hello
 from ..wire.protocol import DEFAULT_RUN, MAX_SEQUENCE
 from .arrays import as_actions, as_rows, index, row_entropies
 from .delivery import Delivery
+from .device_window import DeviceWindow, Ring, device_of
 
 MAX_WINDOW = 2**20
 """Most batches of a window."""
@@ -52,6 +54,7 @@ class ActorClient:
         timeout: seconds that a call may wait, unless it says otherwise.
         window: most batches that may be waiting to become durable.
         window_bytes: most bytes of them; the batch that passes this limit is still taken.
+        device_window_bytes: GPU memory for batches of `push_device` that are not durable; taken at its first call.
         on_rejected: called with each `BatchRejected`, from inside `push` or `flush`. None: they are raised there.
         actions_endpoint: where to push, if not where the daemon says (for instance behind port mapping).
 
@@ -70,6 +73,7 @@ class ActorClient:
         timeout: float = 5.0,
         window: int = 4096,
         window_bytes: int = 64 * 2**20,
+        device_window_bytes: int = 64 * 2**20,
         on_rejected: Callable[[BatchRejected], None] | None = None,
         actions_endpoint: str | None = None,
     ) -> None:
@@ -82,10 +86,13 @@ class ActorClient:
         # All arguments are checked before a socket is opened. index(): Gymnasium's action_space.n is a NumPy integer.
         wanted = None if n_actions is None else index("n_actions", n_actions)
         window, window_bytes = index("window", window), index("window_bytes", window_bytes)
-        if not 1 <= window <= MAX_WINDOW or window_bytes < 1:
+        self._device_window_bytes = index("device_window_bytes", device_window_bytes)
+        if not 1 <= window <= MAX_WINDOW or min(window_bytes, self._device_window_bytes) < 1:
             raise ValueError(
-                f"window: got {window} batches, {window_bytes} bytes; expected 1 to {MAX_WINDOW} and 1 or more"
+                f"window: got {window} batches, {window_bytes} bytes, {self._device_window_bytes} bytes of a GPU; "
+                f"expected 1 to {MAX_WINDOW}, 1 or more, 1 or more"
             )
+        self._device_window: DeviceWindow | None = None
         hello = Hello(self.actor, self.stream, 0, run, wanted)
         self._connection = Connection(endpoint or default_endpoint(), timeout)
         try:
@@ -136,7 +143,77 @@ class ActorClient:
                 return self._delivery.last
             return self._delivery.send(frame, self._seconds(timeout))
 
-    def _encode(self, executed: Any, proposed: Any, probs: Any, step: int, phase: str) -> bytes | None:
+    def push_device(
+        self,
+        executed: Any,
+        *,
+        step: int = 0,
+        phase: Literal["train", "prefill"] = "train",
+        timeout: float | None = None,
+    ) -> int:
+        """As `push`, for actions that lie on the daemon's GPU already: they are counted there and never leave it.
+
+        Returns when the actions have been copied into memory that the daemon reads, so the array may be overwritten at
+        once; this waits for the work on the current stream (torch's and CuPy's) that makes them. The daemon checks
+        their range: an index outside [0, K) comes back as `BatchRejected` of a later call.
+
+        Args:
+            executed: action indices, a CuPy array or torch tensor of integers; whatever has DLPack.
+            step, phase, timeout: as in `push`.
+
+        Returns:
+            The batch's number in this stream (the last one's for an empty batch).
+
+        Raises:
+            DeviceNotShared: daemon and actor have no GPU memory in common.
+            DeviceUnavailable: there is no CuPy or no GPU.
+            DeviceBusy: the work that makes the actions did not end in time; the batch was not sent.
+            CapturingStream: the current stream captures a CUDA graph.
+            InvalidActions, WindowFull, BatchRejected, StreamLost: as `push`.
+        """
+        with self._connection.exclusive():
+            deadline = time.monotonic() + self._seconds(timeout)
+            _, step = self._checked(phase, step)
+            window = self._shared_window(executed)
+            actions = window.view(executed)
+            self._hand_over_rejections()
+            if actions.size == 0:
+                return self._delivery.last
+            begin = self._device_room(window.ring, int(actions.nbytes), deadline)
+            window.copy(actions, begin, deadline)
+            delivery, n, item_bytes = self._delivery, int(actions.size), int(actions.dtype.itemsize)
+            number = delivery.last + 1
+            frame = encode_batch(DeviceBatch(self.stream, number, PHASES.index(phase), step, begin, n, item_bytes))
+            window.ring.take(number, begin, int(actions.nbytes))
+            return delivery.send(frame, max(deadline - time.monotonic(), 0.0))
+
+    def _shared_window(self, executed: Any) -> DeviceWindow:
+        device = device_of(executed)
+        window = self._device_window
+        if window is None:
+            window = DeviceWindow(device, self._device_window_bytes, self.n_actions)
+            self._delivery.share(window.share(self.stream))
+            self._device_window = window
+        elif window.device != device:
+            raise InvalidActions(f"push_device: got actions on GPU {device}, expected {window.device}, as before")
+        return window
+
+    def _device_room(self, ring: Ring, size: int, deadline: float) -> int:
+        """Where a batch of this many bytes goes; waits until there is room for it, in the window and in the ring."""
+        while True:
+            self._delivery.wait_for_room(max(deadline - time.monotonic(), 0.0))
+            ring.release(self._delivery.durable)
+            begin = ring.find(size)
+            if begin is not None:
+                return begin
+            if time.monotonic() >= deadline:
+                raise WindowFull(
+                    f"{ring.size} bytes of GPU memory are full of batches that wait to become durable; is the daemon "
+                    "running and keeping up? This batch was not sent"
+                )
+            self._delivery.wait_for_one(min(deadline - time.monotonic(), 0.1))
+
+    def _checked(self, phase: str, step: int) -> tuple[str, int]:
         if phase not in PHASES:
             raise InvalidActions(f'phase: got {phase!r}, expected "train" or "prefill"')
         try:
@@ -145,6 +222,10 @@ class ActorClient:
             raise InvalidActions(str(error)) from None
         if not 0 <= step <= MAX_SEQUENCE:
             raise InvalidActions(f"step: got {step}, expected 0 to 2^63 - 1")
+        return phase, step
+
+    def _encode(self, executed: Any, proposed: Any, probs: Any, step: int, phase: str) -> bytes | None:
+        phase, step = self._checked(phase, step)
         dtype = action_dtype(self.n_actions)
         actions = as_actions(executed, self.n_actions)
         before = None

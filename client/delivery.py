@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from ..wire.answers import AcknowledgeAnswer, HelloAnswer, answer_from_map
+from ..wire.answers import AcknowledgeAnswer, HelloAnswer, ShareAnswer, answer_from_map
 from ..wire.connection import Connection
 from ..wire.errors import BatchRejected, CotunedError, DaemonUnreachable, FlushTimeout, StreamLost, WindowFull
-from ..wire.messages import Acknowledge, Goodbye, Hello
+from ..wire.messages import Acknowledge, Goodbye, Hello, Share
 
 _ASK_EVERY_BATCHES = 256
 _ASK_EVERY_SECONDS = 0.25
@@ -61,6 +61,8 @@ class Delivery:
         self._asked_at_frame, self._asked_at = 0, 0.0
         self._moved_at = time.monotonic()
         self._resent_at = -math.inf
+        self._share: Share | None = None
+        self._shared_with: int | None = None  # generation of the daemon that has mapped it
         self.rejections: deque[BatchRejected] = deque()
         """Rejections that nobody has taken yet, oldest first."""
         self._rejections_seen = 0
@@ -91,7 +93,7 @@ class Delivery:
         Raises:
             WindowFull: no room came free within `seconds`; the frame was not taken.
         """
-        self._wait_for_room(seconds)
+        self.wait_for_room(seconds)
         self._frames.append((self.last + 1, frame))
         # Begun anew with an empty window, so what a Ctrl-C made it miss does not stay.
         self._bytes = self._bytes + len(frame) if len(self._frames) > 1 else len(frame)
@@ -101,7 +103,21 @@ class Delivery:
             self._advance(0, 0.0)
         return self.last
 
-    def _wait_for_room(self, seconds: float) -> None:
+    def share(self, request: Share) -> None:
+        """Offers GPU memory to the daemon, and again to each that follows it, before frames are sent again.
+
+        Raises:
+            DeviceNotShared: the daemon cannot map it; nothing changed.
+        """
+        self._connection.ask_inside(request, ShareAnswer, self._connection.timeout)
+        self._share, self._shared_with = request, self._connection.generation
+
+    def wait_for_room(self, seconds: float) -> None:
+        """Returns when a frame can be taken.
+
+        Raises:
+            WindowFull: no room came free within `seconds`.
+        """
         deadline = time.monotonic() + seconds
         while len(self._frames) >= self._limit or self._bytes >= self._bytes_limit:
             left = deadline - time.monotonic()
@@ -111,7 +127,11 @@ class Delivery:
                     f"within {seconds:g} s at {self._connection.endpoint}; is the daemon running and keeping up? "
                     "This batch was not sent"
                 )
-            self._advance(self.durable + 1, min(left, 0.1))
+            self.wait_for_one(min(left, 0.1))
+
+    def wait_for_one(self, seconds: float) -> None:
+        """Waits at most `seconds` for the oldest frame to become durable."""
+        self._advance(self.durable + 1, seconds)
 
     def flush(self, seconds: float) -> None:
         """Returns when every frame is durable.
@@ -157,6 +177,8 @@ class Delivery:
         if not answer.known:
             self._say_hello_again()
             return
+        if self._share is not None and self._shared_with != self._connection.generation:
+            self.share(self._share)
         if answer.durable < self.durable:
             raise StreamLost(
                 f"the daemon at {self._connection.endpoint} confirmed batches up to {self.durable} and now knows "
@@ -196,6 +218,8 @@ class Delivery:
                 f"the daemon at {self._connection.endpoint} came back with {answer.n_actions} actions, this client was "
                 f"opened for {self.terms.n_actions}; open a new client"
             )
+        if self._share is not None:
+            self.share(self._share)
         self._applied = answer.last
         self._resend(time.monotonic())
 

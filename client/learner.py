@@ -6,12 +6,13 @@ import secrets
 from types import TracebackType
 from typing import Any
 
-from ..wire.answers import CotuneAnswer, EntropyAnswer, ReadAnswer, StatsAnswer, StatusAnswer
+from ..wire.answers import AttachAnswer, CotuneAnswer, EntropyAnswer, ReadAnswer, StatsAnswer, StatusAnswer
 from ..wire.connection import Connection, default_endpoint
 from ..wire.errors import InvalidRequest
-from ..wire.messages import Cotune, Entropy, Read, Stats, Status, Write
+from ..wire.messages import Attach, Cotune, Entropy, Read, Stats, Status, Write
 from ..wire.protocol import DEFAULT_RUN
 from .arrays import index
+from .device_row import DeviceRow
 
 
 class LearnerClient:
@@ -45,6 +46,7 @@ class LearnerClient:
         self.session = secrets.randbits(63) if session is None else index("session", session)
         Cotune(self.session, 0, run)  # checked before a socket is opened
         self._connection = Connection(endpoint or default_endpoint(), timeout)
+        self._row: DeviceRow | None = None
 
     def cotune(self, step: int, policy_entropy: float | None = None) -> CotuneAnswer:
         """α and τ for this learner step; moves them if there is a new observation.
@@ -60,9 +62,38 @@ class LearnerClient:
         Raises:
             DaemonUnreachable: no answer within the timeout.
             RequestRefused: the daemon refused the request; the subclass says why.
+            AttachmentLost: the step was taken by another daemon than the one whose memory is attached; said once.
         """
         entropy = None if policy_entropy is None else _number("policy_entropy", policy_entropy)
-        return self._connection.ask(_made(Cotune, self.session, _index("step", step), self.run, entropy), CotuneAnswer)
+        request = _made(Cotune, self.session, _index("step", step), self.run, entropy)
+        answer = self._connection.ask(request, CotuneAnswer)
+        self._check_attachment()
+        return answer
+
+    def attach_device(self) -> DeviceRow:
+        """Maps the run's row of the bus into this process, for a learner on the daemon's GPU.
+
+        Needs CuPy. `DeviceRow` says what its reader may rely on. This client watches over the newest one.
+
+        Raises:
+            DeviceNotShared: the daemon's bus is not in GPU memory, or CUDA cannot export it.
+            DeviceUnavailable: this process has no CuPy, runs on another host, or does not see that GPU.
+            DaemonUnreachable, RequestRefused: as `cotune`.
+        """
+        answer = self._connection.ask(Attach(self.run), AttachAnswer)
+        self._row = DeviceRow(answer, self.run, self._connection.generation)
+        return self._row
+
+    def _check_attachment(self) -> None:
+        row, generation = self._row, self._connection.generation
+        if row is not None and row.generation != generation:
+            self._row = None
+            row.lose(
+                f"the daemon whose memory is attached for run {self.run!r} has ended and another one answers at "
+                f"{self._connection.endpoint}; what is mapped stands still. Call attach_device() again; a step that "
+                "was asked for gets its answer when asked for again"
+            )
+            row.check()
 
     def entropy(self) -> EntropyAnswer:
         """The entropies of the run as they stand; changes nothing. Raises as `cotune`, and `UnknownRun`."""
@@ -88,7 +119,7 @@ class LearnerClient:
         return self._connection.ask(Status(), StatusAnswer)
 
     def close(self) -> None:
-        """Closes the socket; nothing is pending between calls. Closing twice does nothing."""
+        """Closes the socket; nothing is pending between calls. An attached row stays. Closing twice does nothing."""
         self._connection.close()
 
     def __enter__(self) -> LearnerClient:

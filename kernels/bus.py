@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ import numpy.typing as npt
 from ..config.settings import Settings
 from ..wire.errors import DeviceUnavailable
 from .drain import Drain, Rejection
+
+if TYPE_CHECKING:
+    from .cuda_sharing import DeviceSharing
 
 logger = logging.getLogger("cotuned")
 
@@ -62,6 +65,11 @@ class IsvBus(Protocol):
 
     def write(self, row: int, slot: int, value: float) -> np.float32:
         """Writes one slot and returns what float32 made of the value. The caller checks that the slot is the user's."""
+        ...
+
+    @property
+    def sharing(self) -> DeviceSharing | None:
+        """What other processes on the same GPU may see of it and it of theirs; None: it lives in host memory."""
         ...
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from ..wire.errors import DeviceUnavailable
 from ..wire.slots import Counter, PoolColumn
 from .bus import RowState
 from .cuda_modules import OPENING, Pinned, Staging, compiled, cuda_errors, import_cupy, power_of_two
+from .cuda_sharing import DeviceSharing
 from .cuda_sources import FEW_ACTIONS, FINISH_THREADS, RecordLayout, count_threads
 from .drain import Drain, Int64Array, Plan, Rejection, plan, reject
 from .entropy_step import EntropyStep
@@ -49,6 +50,8 @@ class CudaBus:
 
     def __init__(self, settings: Settings) -> None:
         self._cupy = import_cupy()
+        self._settings = settings
+        self._sharing: DeviceSharing | None = None
         self._n_actions = settings.n_actions
         self._n_slots = settings.bus.n_slots
         self._pool_min_actions = settings.observation.pool_min_actions
@@ -251,7 +254,15 @@ class CudaBus:
     def _copy(self, target: int, origin: int, size: int) -> None:
         self._runtime.memcpyAsync(target, origin, size, self._runtime.memcpyHostToDevice, self._stream.ptr)
 
+    @property
+    def sharing(self) -> DeviceSharing:
+        """See `IsvBus`."""
+        if self._sharing is None:
+            cupy, memory, layout = self._cupy, self._bus, self._layout
+            self._sharing = DeviceSharing(self, cupy, self._device, self._stream, memory, layout, self._settings)
+        return self._sharing
+
     def close(self) -> None:
         """See `IsvBus`. Everything that CUDA gave goes back when its last reference goes."""
-        for name in ("_bus", "_partials", "_policy_entropy", "_staging", "_record", "_cell", "_stream"):
+        for name in ("_sharing", "_bus", "_partials", "_policy_entropy", "_staging", "_record", "_cell", "_stream"):
             self.__dict__.pop(name, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..wire.errors import CotunedError, InvalidActions
+from ..wire.errors import CapturingStream, InvalidActions
 from .cuda_modules import compiled, cuda_errors
 from .cuda_sources import (
     MAX_BIT_PLANE_ACTIONS,
@@ -36,10 +36,6 @@ _INTEGERS = "bBhHiIlLqQ"
 
 _SIGNED_BYTE_ACTIONS = 128
 """Most actions that an int8 can name: beyond, −1 would pass for 255."""
-
-
-class CapturingStream(CotunedError, RuntimeError):
-    """The entropy step was launched on a stream that captures a CUDA graph; nothing was launched."""
 
 
 class _Arguments:

@@ -84,6 +84,11 @@ class HostBus:
         self._slots[row, slot] = value
         return self._slots[row, slot]
 
+    @property
+    def sharing(self) -> None:
+        """See `IsvBus`."""
+        return None
+
     def close(self) -> None:
         """See `IsvBus`; NumPy gives the memory back by itself."""
 

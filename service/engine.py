@@ -8,6 +8,7 @@ for at most one drain, however long the backlog is.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any, cast
 
 from ..config.settings import Settings, is_loopback
 from ..kernels import IsvBus, Rejection
-from ..wire.codec import Batch, action_dtype, decode_batch, decode_control, encode_control
+from ..wire.codec import Batch, DeviceBatch, action_dtype, decode_batch, decode_control, encode_control
 from ..wire.errors import FrameError, RequestRefused, Stopping
 from ..wire.messages import Acknowledge, Cotune, Request, Write
 from .held import Held
@@ -28,10 +29,12 @@ from .requests import parse_request
 from .runs import Runs
 from .sockets import Sockets
 from .staging import Staged, Staging
-from .streams import Streams, Verdict
+from .streams import Stream, Streams, Verdict
 from .tally import Summary, Tally
 
 QUERIES_A_TURN = 256
+DEVICE_BATCHES_A_DRAIN = 64
+"""Batches in an actor's GPU memory are counted one by one, each with a wait for the GPU; queries come in between."""
 LONGEST_WAIT = 0.1
 """Seconds without looking at the stop flag and the clock."""
 REMINDER_INTERVAL = 60.0
@@ -65,6 +68,7 @@ class Engine:
         self._held = Held()
         self._summary = Summary(self.tally)
         self._exposed = [endpoint for endpoint in sockets.endpoints.values() if not is_loopback(endpoint)]
+        self._generation = secrets.randbits(63)
         self._stop = False
 
     def stop(self) -> None:
@@ -128,7 +132,9 @@ class Engine:
             self._send(asker, request_id, answer=asdict(self._streams.acknowledge(request)))
 
     def _send(self, asker: bytes, request_id: Any, **content: Any) -> None:
-        if not self._sockets.answer(asker, encode_control({"id": request_id, **content})):
+        if not self._sockets.answer(
+            asker, encode_control({"id": request_id, "generation": self._generation, **content})
+        ):
             self.tally.undeliverable += 1
 
     # -- batches ------------------------------------------------------------------------------------------------
@@ -136,7 +142,7 @@ class Engine:
     def drain(self) -> bool:
         """Takes in at most one drain of the batches that have arrived; whether there may be more."""
         limits, index_bytes = self._settings.limits, self._index_bytes
-        received = 0
+        received = on_device = 0
         for frame in self._sockets.batches(limits.drain_batches, limits.drain_bytes):
             received += 1
             try:
@@ -146,22 +152,48 @@ class Engine:
                 log(logging.DEBUG, "malformed frame", error=str(error))
                 continue
             self._take(batch)
+            on_device += isinstance(batch, DeviceBatch)
+            if on_device >= DEVICE_BATCHES_A_DRAIN:
+                break
         if len(self._staging):
             self._observe()
         return received > 0
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: Batch | DeviceBatch) -> None:
         stream = self._streams.get(batch.stream)
         if stream is None:
             self.tally.unknown += 1
             return
-        match stream.judge(batch.sequence):
+        # Memory that was shared with an earlier daemon is not mapped by this one until its actor shares it again.
+        unmapped = isinstance(batch, DeviceBatch) and stream.memory is None
+        match stream.put_off() if unmapped else stream.judge(batch.sequence):
             case Verdict.TAKE:
-                self._staging.add(stream, batch)
+                if isinstance(batch, DeviceBatch):
+                    self._take_from_device(stream, batch)
+                else:
+                    self._staging.add(stream, batch)
             case Verdict.DUPLICATE:
                 self.tally.duplicate += 1
             case Verdict.EARLY:
                 self.tally.early += 1
+
+    def _take_from_device(self, stream: Stream, batch: DeviceBatch) -> None:
+        """Counts a batch where it lies, after those of its run that came before it."""
+        if len(self._staging):
+            self._observe()
+        sharing, memory = self._bus.sharing, stream.memory
+        assert sharing is not None
+        assert memory is not None
+        rejection = sharing.observe(stream.run.row, memory, batch)
+        self._publisher.changed(stream.run)
+        if rejection is not None:
+            self._reject(stream, batch.sequence, rejection)
+            return
+        self.tally.batches += 1
+        self.tally.actions += batch.n
+        if self._recorder is not None:
+            actions = sharing.download(memory, batch)
+            self._record([(stream, Batch(*batch[:4], actions))], set())
 
     def _observe(self) -> None:
         drain, staged = self._staging.take()
@@ -169,23 +201,23 @@ class Engine:
         self.tally.batches += len(staged) - len(rejections)
         self.tally.actions += int(drain.lengths.sum())
         for rejection in rejections:
-            self._reject(staged, rejection)
+            stream, batch = staged[rejection.batch]
+            self._reject(stream, batch.sequence, rejection)
             self.tally.actions -= int(drain.lengths[rejection.batch])
         for run in {stream.run.row: stream.run for stream, _ in staged}.values():
             self._publisher.changed(run)
         if self._recorder is not None:
             self._record(staged, {rejection.batch for rejection in rejections})
 
-    def _reject(self, staged: list[Staged], rejection: Rejection) -> None:
-        stream, batch = staged[rejection.batch]
-        stream.rejections.append((batch.sequence, rejection.code, rejection.message))
+    def _reject(self, stream: Stream, sequence: int, rejection: Rejection) -> None:
+        stream.rejections.append((sequence, rejection.code, rejection.message))
         self.tally.rejected += 1
         log(
             logging.DEBUG,
             "batch rejected",
             run=stream.run.name,
             actor=stream.actor,
-            batch=batch.sequence,
+            batch=sequence,
             code=rejection.code,
             reason=rejection.message,
         )

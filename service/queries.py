@@ -9,18 +9,33 @@ from dataclasses import replace
 from importlib.metadata import version
 
 from ..config.settings import Settings
-from ..kernels import IsvBus, RowState
+from ..kernels import DeviceSharing, IsvBus, RowState
 from ..wire.answers import (
     AcknowledgeAnswer,
+    AttachAnswer,
     CotuneAnswer,
     EntropyAnswer,
     HelloAnswer,
     ReadAnswer,
+    ShareAnswer,
     StatsAnswer,
     StatusAnswer,
 )
-from ..wire.errors import ActionCountMismatch, InvalidRequest, SlotReadOnly, UnknownSlot
-from ..wire.messages import Acknowledge, Cotune, Entropy, Goodbye, Hello, Read, Request, Stats, Status, Write
+from ..wire.errors import ActionCountMismatch, DeviceNotShared, InvalidRequest, SlotReadOnly, UnknownSlot
+from ..wire.messages import (
+    Acknowledge,
+    Attach,
+    Cotune,
+    Entropy,
+    Goodbye,
+    Hello,
+    Read,
+    Request,
+    Share,
+    Stats,
+    Status,
+    Write,
+)
 from ..wire.protocol import PROTOCOL_VERSION
 from ..wire.slots import Counter, PoolColumn, Slot, TunerStatus, is_owned
 from .reason import reason
@@ -29,7 +44,18 @@ from .sessions import Turn
 from .streams import Streams
 from .tally import Tally
 
-Answer = HelloAnswer | AcknowledgeAnswer | CotuneAnswer | EntropyAnswer | ReadAnswer | StatsAnswer | StatusAnswer | None
+Answer = (
+    HelloAnswer
+    | AcknowledgeAnswer
+    | AttachAnswer
+    | CotuneAnswer
+    | EntropyAnswer
+    | ReadAnswer
+    | ShareAnswer
+    | StatsAnswer
+    | StatusAnswer
+    | None
+)
 
 
 class Queries:
@@ -86,6 +112,10 @@ class Queries:
                 return ReadAnswer(slot, float(self._bus.row(run.row).slots[slot]))
             case Write():
                 return self._write(request)
+            case Attach():
+                return self._attach(request)
+            case Share():
+                return self._share(request)
             case Stats():
                 return self._stats(request)
             case Status():
@@ -180,6 +210,27 @@ class Queries:
             raise SlotReadOnly(f"slot: {slot} belongs to the daemon (as do 420 and 583 to 639); {advice}")
         run = self._runs.find_or_open(request.run)
         return ReadAnswer(slot, float(self._bus.write(run.row, slot, request.value)))
+
+    def _sharing(self, what: str) -> DeviceSharing:
+        sharing = self._bus.sharing
+        if sharing is None:
+            raise DeviceNotShared(
+                f"{what}: this daemon's bus lives in host memory ({self._bus.device}), which no GPU maps; start it "
+                "with device: cuda, or do without: cotune() answers α and τ, push() takes arrays of a GPU too"
+            )
+        return sharing
+
+    def _attach(self, request: Attach) -> AttachAnswer:
+        sharing = self._sharing("attach")
+        return sharing.export(self._runs.find_or_open(request.run).row)
+
+    def _share(self, request: Share) -> ShareAnswer:
+        stream = self._streams.get(request.stream)
+        if stream is None:
+            raise InvalidRequest("share: the stream is not open; say hello first")
+        memory = self._sharing("share").open(request)
+        stream.share(memory)
+        return ShareAnswer(memory.size)
 
     def _slot(self, slot: int | str) -> int:
         if isinstance(slot, str):

@@ -78,7 +78,10 @@ def read_record(path: str | os.PathLike[str]) -> Iterator[Recorded]:
         while True:
             try:
                 taken_at, run, actor, frame = next(entries)
-                recorded = Recorded(taken_at, run, actor, decode_batch(frame))
+                batch = decode_batch(frame)
+                if not isinstance(batch, Batch):
+                    raise FrameError("got a batch without its actions")
+                recorded = Recorded(taken_at, run, actor, batch)
             except StopIteration:
                 return
             except (TypeError, ValueError, msgpack.exceptions.UnpackException) as error:

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ..kernels import SharedMemory
 from ..wire.answers import AcknowledgeAnswer
 from ..wire.errors import InvalidRequest, LimitReached
 from ..wire.messages import Acknowledge, Hello
@@ -38,6 +39,14 @@ class Stream:
     gap: bool = False
     """A batch came too early since the last one was taken."""
     rejections: deque[tuple[int, str, str]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_REJECTIONS))
+    memory: SharedMemory | None = None
+    """GPU memory that the actor shares."""
+
+    def share(self, memory: SharedMemory | None) -> None:
+        """From now on batches may be taken out of this memory, and not out of what was shared before."""
+        if self.memory is not None:
+            self.memory.close()
+        self.memory = memory
 
     def judge(self, sequence: int) -> Verdict:
         """Takes the next batch's number, and only that."""
@@ -48,6 +57,10 @@ class Stream:
         if sequence <= self.last:
             self.run.batches_duplicate += 1
             return Verdict.DUPLICATE
+        return self.put_off()
+
+    def put_off(self) -> Verdict:
+        """Does not take a batch; its actor is told to send again from the first that was not taken."""
         self.gap = True
         self.run.batches_early += 1
         return Verdict.EARLY
@@ -120,6 +133,7 @@ class Streams:
         """Forgets a stream; an unknown one is no fault, since goodbyes may be repeated."""
         stream = self._by_number.pop(number, None)
         if stream is not None:
+            stream.share(None)
             stream.run.actors -= 1
 
     def _make_room(self, now: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,3 +33,23 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
 def daemon(start_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
     """One real daemon with default settings, on free ports, in NumPy."""
     return start_daemon()
+
+
+@pytest.fixture(scope="session")
+def cupy() -> Any:
+    """CuPy, where it finds a GPU."""
+    module = pytest.importorskip("cupy", reason="CuPy is not installed", exc_type=ImportError)
+    try:
+        module.cuda.runtime.getDeviceCount()
+    except module.cuda.runtime.CUDARuntimeError as error:
+        pytest.skip(f"CuPy finds no GPU: {error}")
+    return module
+
+
+@pytest.fixture(scope="session")
+def torch(cupy: Any) -> Any:
+    """torch, where it finds a GPU."""
+    module = pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
+    if not module.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    return module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgpack
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotuned.wire import Batch, action_dtype, decode_batch, decode_control, encode_batch, encode_control
+from cotuned.wire import Batch, DeviceBatch, action_dtype, decode_batch, decode_control, encode_batch, encode_control
 from cotuned.wire.codec import MAX_CONTROL_BYTES
 from cotuned.wire.errors import FrameError
 from cotuned.wire.protocol import MAX_SEQUENCE, PROTOCOL_VERSION
@@ -32,6 +33,22 @@ batches = st.binary(max_size=200).flatmap(
 
 @given(batches)
 def test_a_batch_comes_back_as_it_was(batch: Batch) -> None:
+    assert decode_batch(encode_batch(batch)) == batch
+
+
+@given(
+    st.builds(
+        DeviceBatch,
+        numbers,
+        st.integers(1, MAX_SEQUENCE),
+        st.integers(0, 1),
+        numbers,
+        offset=st.integers(0, MAX_SEQUENCE // 8).map(lambda n: 8 * n),
+        n=st.integers(1, MAX_SEQUENCE),
+        item_bytes=st.sampled_from([1, 2, 4, 8]),
+    )
+)
+def test_a_batch_in_gpu_memory_comes_back_as_it_was(batch: DeviceBatch) -> None:
     assert decode_batch(encode_batch(batch)) == batch
 
 
@@ -67,7 +84,16 @@ GOOD = [PROTOCOL_VERSION, 7, 1, 0, 0, b"\1\2", None, None]
         (3, 2, "'phase': got 2"),
         (3, False, "'phase': got False"),
         (4, None, "'step': got None"),
-        (5, [1, 2], "'executed': got list"),
+        (5, 7, "'executed': got int"),
+        (5, [1, 2], "'executed': got [1, 2]"),
+        (5, [0, 1, 1, 1], "'executed': got [0, 1, 1, 1]"),
+        (5, [0, 1, True], "'executed': got [0, 1, True]"),
+        (5, [-1, 1, 1], "'executed': got [-1, 1, 1]"),
+        (5, [0, 2**64 - 1, 1], "'executed': got [0, 18446744073709551615, 1]"),
+        (5, [0, 0, 1], "'executed': got [0, 0, 1]"),
+        (5, [0, 1, 3], "'executed': got [0, 1, 3]"),
+        (5, [2, 1, 4], "'executed': got [2, 1, 4]"),
+        (5, [[], [], []], "'executed': got [[], [], []]"),
         (6, b"\1", "'proposed': got 1 bytes for 2"),
         (6, 3, "'proposed': got int"),
         (7, 1, "'row_entropy': got 1"),
@@ -78,8 +104,14 @@ GOOD = [PROTOCOL_VERSION, 7, 1, 0, 0, b"\1\2", None, None]
 def test_a_wrong_field_is_named(place: int, value: object, says: str) -> None:
     fields = list(GOOD)
     fields[place] = value
-    with pytest.raises(FrameError, match=says.replace("(", "\\(")):
+    with pytest.raises(FrameError, match=re.escape(says)):
         decode_batch(msgpack.packb(fields))
+
+
+@pytest.mark.parametrize(("proposed", "row_entropy"), [(b"\1", None), (None, 0.5)])
+def test_a_batch_in_gpu_memory_has_no_reports(proposed: bytes | None, row_entropy: float | None) -> None:
+    with pytest.raises(FrameError, match="beside 'proposed' or 'row_entropy'"):
+        decode_batch(msgpack.packb([*GOOD[:5], [0, 1, 1], proposed, row_entropy]))
 
 
 @pytest.mark.parametrize("message", [[], GOOD[:-1], [*GOOD, 1], {}, 5, "text", None])

@@ -26,24 +26,6 @@ BOUNDS = {"float32": 1e-5, "bfloat16": 2**-8, "float16": 2**-10}
 N_SLOTS = 1024
 
 
-@pytest.fixture(scope="module")
-def cupy() -> Any:
-    module = pytest.importorskip("cupy", reason="CuPy is not installed", exc_type=ImportError)
-    try:
-        module.cuda.runtime.getDeviceCount()
-    except module.cuda.runtime.CUDARuntimeError as error:
-        pytest.skip(f"CuPy finds no GPU: {error}")
-    return module
-
-
-@pytest.fixture(scope="module")
-def torch(cupy: Any) -> Any:
-    module = pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
-    if not module.cuda.is_available():
-        pytest.skip("torch finds no GPU")
-    return module
-
-
 def torch_slots(torch: Any, alpha: float, tau: float) -> Any:
     slots = torch.full((N_SLOTS,), torch.nan, device="cuda")
     slots[Slot.ALPHA], slots[Slot.TAU] = alpha, tau

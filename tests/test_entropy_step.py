@@ -10,8 +10,7 @@ import pytest
 
 from cotuned.config.settings import Settings
 from cotuned.kernels import Drain, HostBus, run_parameters
-from cotuned.kernels.entropy_step import CapturingStream
-from cotuned.wire.errors import InvalidActions
+from cotuned.wire.errors import CapturingStream, InvalidActions
 from cotuned.wire.slots import Counter, Slot
 from tests.bus_contract import assert_agree, closed_entropy, same, why_no_cuda
 

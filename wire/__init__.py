@@ -3,6 +3,7 @@ other package of cotuned."""
 
 from .answers import (
     AcknowledgeAnswer,
+    AttachAnswer,
     CotuneAnswer,
     EntropyAnswer,
     HelloAnswer,
@@ -14,6 +15,7 @@ from .answers import (
 from .codec import (
     PHASES,
     Batch,
+    DeviceBatch,
     action_dtype,
     decode_batch,
     decode_control,
@@ -30,9 +32,11 @@ __all__ = [
     "PROTOCOL_VERSION",
     "SOURCE_SLOTS",
     "AcknowledgeAnswer",
+    "AttachAnswer",
     "Batch",
     "CotuneAnswer",
     "Counter",
+    "DeviceBatch",
     "EntropyAnswer",
     "HelloAnswer",
     "PoolColumn",

@@ -117,6 +117,32 @@ class ReadAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class AttachAnswer:
+    """Where a run's row lies in GPU memory."""
+
+    device: str
+    """The device in words, e.g. "cuda:0 (NVIDIA H200, CuPy 14.2.0)"."""
+    gpu: str
+    """Its UUID; 32 hexadecimal digits."""
+    host: str
+    """The daemon's machine (`wire.host`)."""
+    handle: bytes
+    """cudaIpcMemHandle_t of the bus."""
+    offset: int
+    """Where the row begins in it; bytes."""
+    n_slots: int
+    """float32 slots of the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareAnswer:
+    """The daemon has mapped an actor's memory."""
+
+    size: int
+    """Bytes of it out of which batches may be taken."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatsAnswer:
     """The counters of a run: exact, since its first batch."""
 

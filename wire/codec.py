@@ -7,12 +7,15 @@ A **batch** travels from an actor's PUSH to the daemon's PULL socket as one fram
     │ int     │ int    │ int      │ 0 / 1 │ int  │ bin      │ bin             │ float             │
     └─────────┴────────┴──────────┴───────┴──────┴──────────┴─────────────────┴───────────────────┘
 
-``executed`` and ``proposed`` are raw action indices, uint8 when K ≤ 256, else little-endian uint16.
+``executed`` and ``proposed`` are raw action indices, uint8 when K ≤ 256, else little-endian uint16. Where the actor
+shares GPU memory with the daemon, ``executed`` may be a place in it instead: an array ``[offset, n, item_bytes]``, with
+``proposed`` and ``row_entropy`` nil.
 ``row_entropy`` is the sum of the entropies (nats) of the batch's n post-gate rows.
 
 A **control message** travels between DEALER and ROUTER as one frame, a msgpack map. A request carries ``v`` (protocol
 version), ``id`` (echoed in the answer, so a late answer is never taken for another one's), ``op`` and its fields.
-An answer carries ``v``, ``id`` and either ``answer`` or ``error: {code, message}``.
+An answer carries ``v``, ``id``, ``generation`` (a random number of the daemon's life) and either ``answer`` or
+``error: {code, message}``.
 
 Every limit is explicit, extension types are refused, nothing is unpickled, and each frame gets a decoder of its own.
 """
@@ -58,17 +61,35 @@ class Batch(NamedTuple):
     """Sum over the batch of the entropy of each post-gate row; nats. None when not reported."""
 
 
+class DeviceBatch(NamedTuple):
+    """A batch whose actions lie in the GPU memory that the actor shares; the first four fields are as in `Batch`."""
+
+    stream: int
+    sequence: int
+    phase: int
+    step: int
+    offset: int
+    """Where the post-gate action indices begin; bytes, a multiple of `item_bytes`."""
+    n: int
+    """How many, at least 1."""
+    item_bytes: int
+    """Bytes of one index: 1, 2, 4 or 8. They are read as unsigned: −1 is far out of range, but as int8 it is 255."""
+
+
 def action_dtype(n_actions: int) -> np.dtype[np.unsignedinteger[Any]]:
     """The dtype of action indices on the wire for K = `n_actions`."""
     return np.dtype("u1") if n_actions <= 256 else np.dtype("<u2")
 
 
-def encode_batch(batch: Batch) -> bytes:
+def encode_batch(batch: Batch | DeviceBatch) -> bytes:
     """The frame of a batch."""
-    return cast(bytes, msgpack.packb((PROTOCOL_VERSION, *batch)))
+    fields: tuple[Any, ...] = batch
+    if isinstance(batch, DeviceBatch):
+        fields = (*batch[:4], batch[4:], None, None)
+    return cast(bytes, msgpack.packb((PROTOCOL_VERSION, *fields)))
 
 
-def decode_batch(frame: bytes | memoryview, index_bytes: int = 1) -> Batch:
+def decode_batch(frame: bytes | memoryview, index_bytes: int = 1) -> Batch | DeviceBatch:
     """The batch of a frame.
 
     Args:
@@ -103,12 +124,14 @@ def decode_batch(frame: bytes | memoryview, index_bytes: int = 1) -> Batch:
         )
     if len(fields) != _BATCH_FIELDS:
         raise FrameError(f"got a batch frame of {len(fields)} fields, expected {_BATCH_FIELDS}")
+    if type(fields[5]) is list:
+        return _device_batch(fields)
     batch = Batch._make(fields[1:])
     _check_batch(batch, index_bytes)
     return batch
 
 
-def _check_batch(batch: Batch, index_bytes: int) -> None:
+def _check_numbers(batch: Batch | DeviceBatch) -> None:
     for name in ("stream", "sequence", "step"):
         value = getattr(batch, name)
         if type(value) is not int or not 0 <= value <= MAX_SEQUENCE:
@@ -117,8 +140,32 @@ def _check_batch(batch: Batch, index_bytes: int) -> None:
         raise FrameError("batch field 'sequence': got 0, expected a number from 1")
     if type(batch.phase) is not int or not 0 <= batch.phase < len(PHASES):
         raise FrameError(f"batch field 'phase': got {batch.phase!r:.80}, expected 0 (train) or 1 (prefill)")
+
+
+def _device_batch(fields: list[Any]) -> DeviceBatch:
+    place = fields[5]
+    if len(place) != 3 or not all(type(value) is int and 0 <= value <= MAX_SEQUENCE for value in place):
+        raise FrameError(
+            f"batch field 'executed': got {place!r:.80}, expected [offset, n, item_bytes], integers from 0"
+        )
+    batch = DeviceBatch(*fields[1:5], *place)
+    _check_numbers(batch)
+    if batch.n == 0 or batch.item_bytes not in (1, 2, 4, 8) or batch.offset % batch.item_bytes:
+        raise FrameError(
+            f"batch field 'executed': got {place!r:.80}, expected n from 1, item_bytes 1, 2, 4 or 8, and an offset "
+            "that is a multiple of item_bytes"
+        )
+    if fields[6] is not None or fields[7] is not None:
+        raise FrameError(
+            "batch field 'executed': got a place in GPU memory beside 'proposed' or 'row_entropy'; send nil"
+        )
+    return batch
+
+
+def _check_batch(batch: Batch, index_bytes: int) -> None:
+    _check_numbers(batch)
     if type(batch.executed) is not bytes:
-        raise FrameError(f"batch field 'executed': got {type(batch.executed).__name__}, expected bin")
+        raise FrameError(f"batch field 'executed': got {type(batch.executed).__name__}, expected bin or an array of 3")
     if len(batch.executed) % index_bytes:
         raise FrameError(
             f"batch field 'executed': got {len(batch.executed)} bytes, expected whole indices of {index_bytes} bytes"

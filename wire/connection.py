@@ -69,6 +69,8 @@ class Connection:
         self.timeout = check_timeout(timeout)
         self._pid = os.getpid()
         self._next_id = 0
+        self.generation: int | None = None
+        """Which life of the daemon the last answer came from: a random number. None: nothing came yet."""
         self._user: dict[str, int] = {}  # the thread that is in a call; setdefault is atomic
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -165,6 +167,7 @@ class Connection:
                 continue
             if message.get("id") != request_id and message.get("id") is not None:
                 continue  # the answer to a request that was given up
+            self.generation = message.get("generation")
             if "error" in message:
                 error = cast("dict[str, Any]", message["error"])
                 raise refusal(str(error.get("code")), str(error.get("message")))

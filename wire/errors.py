@@ -14,6 +14,9 @@
     ├── FrameError               bytes on the wire that are not what the protocol says
     ├── ConfigError              a setting that cannot be used (one line a fault, with the key's path)
     ├── DeviceUnavailable        the device that was asked for is not there
+    ├── AttachmentLost           the daemon whose memory is attached has ended; the values stand still
+    ├── CapturingStream          what cannot be part of a CUDA graph was launched on a stream that captures one
+    ├── DeviceBusy               actions on a GPU were not ready within the timeout
     ├── EndpointInUse            a socket could not be bound
     └── RequestRefused           the daemon answered a request with an error
         ├── InvalidRequest       code "invalid_request"
@@ -23,6 +26,7 @@
         ├── UnknownSlot          code "unknown_slot"
         ├── SlotReadOnly         code "slot_read_only"
         ├── LimitReached         code "limit_reached"
+        ├── DeviceNotShared      code "device_not_shared" (also a DeviceUnavailable)
         └── Stopping             code "stopping"
 
 Every message says what was got, what was expected and what to do. Code branches on the class or on ``code``, never on
@@ -94,6 +98,18 @@ class DeviceUnavailable(CotunedError):
     """The device that the configuration names cannot be used here."""
 
 
+class AttachmentLost(CotunedError):
+    """The daemon whose memory is attached has ended; what is mapped stays readable and stands still."""
+
+
+class CapturingStream(CotunedError, RuntimeError):
+    """An entropy step or a push was asked of a stream that captures a CUDA graph; nothing was done."""
+
+
+class DeviceBusy(CotunedError, TimeoutError):
+    """The work that makes the actions of a batch did not end within the timeout; the batch was not sent."""
+
+
 class EndpointInUse(CotunedError):
     """A socket could not be bound: the address is taken or not of this machine."""
 
@@ -149,6 +165,12 @@ class LimitReached(RequestRefused):
     """A configured limit (runs, actors) does not allow one more."""
 
     code = "limit_reached"
+
+
+class DeviceNotShared(RequestRefused, DeviceUnavailable):
+    """The daemon's bus and this process have no GPU memory in common: a bus in host memory, another GPU or host."""
+
+    code = "device_not_shared"
 
 
 class Stopping(RequestRefused):

@@ -13,6 +13,8 @@ from typing import ClassVar
 from .protocol import DEFAULT_RUN, MAX_ACTIONS, MAX_SEQUENCE, MIN_ACTIONS, check_name
 
 MAX_WAIT_MS = 60_000
+IPC_HANDLE_BYTES = 64
+_MAX_IDENTITY = 64
 
 
 def _check_range(field: str, value: int, lowest: int, highest: int = MAX_SEQUENCE) -> None:
@@ -146,6 +148,45 @@ MAX_FLOAT32 = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
+class Attach:
+    """Where a run's row lies in GPU memory. Creates the run if there is none of this name."""
+
+    run: str = DEFAULT_RUN
+    op: ClassVar[str] = "attach"
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An actor offers memory of its own on the daemon's GPU, out of which its batches may be taken.
+
+    It replaces what the stream offered before.
+    """
+
+    stream: int
+    handle: bytes
+    """cudaIpcMemHandle_t of the allocation; 64 bytes."""
+    size: int
+    """Bytes of the allocation."""
+    gpu: str
+    """UUID of the GPU; 32 hexadecimal digits."""
+    host: str
+    """Machine of the actor (`wire.host`)."""
+    op: ClassVar[str] = "share"
+
+    def __post_init__(self) -> None:
+        _check_range("stream", self.stream, 0)
+        _check_range("size", self.size, 1)
+        if len(self.handle) != IPC_HANDLE_BYTES:
+            raise ValueError(f"handle: got {len(self.handle)} bytes, expected {IPC_HANDLE_BYTES}")
+        for name in ("gpu", "host"):
+            if len(getattr(self, name)) > _MAX_IDENTITY:
+                raise ValueError(f"{name}: got {len(getattr(self, name))} characters, at most {_MAX_IDENTITY} fit")
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """The counters of a run."""
 
@@ -163,4 +204,4 @@ class Status:
     op: ClassVar[str] = "status"
 
 
-Request = Hello | Acknowledge | Goodbye | Cotune | Entropy | Read | Write | Stats | Status
+Request = Hello | Acknowledge | Goodbye | Cotune | Entropy | Read | Write | Attach | Share | Stats | Status
