@@ -20,6 +20,9 @@ READY_SECONDS = 30
 class DaemonProcess:
     """`cotuned serve` with the given settings; started at once."""
 
+    module = "cotuned.service"
+    """What is run with ``python -m``."""
+
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         self.settings: dict[str, Any] = {
@@ -36,7 +39,7 @@ class DaemonProcess:
         file.write_text(yaml.safe_dump(self.settings))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("COTUNED_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "cotuned.service", "serve", "--config", str(file)],
+            [sys.executable, "-m", self.module, "serve", "--config", str(file)],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,

@@ -1,4 +1,4 @@
-"""A TCP proxy in the loopback that a test can make cut every connection that goes through it."""
+"""A TCP proxy in the loopback that a test can make cut, delay or drop what goes through it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import selectors
 import socket
 import threading
+import time
 
 
 class TcpProxy:
@@ -18,6 +19,10 @@ class TcpProxy:
         self.port: int = self._listener.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._closed = False
+        self.delay = 0.0
+        """Seconds that each piece of data comes later."""
+        self.dropping = False
+        """Whether data vanishes. TCP knows no gaps: cut the connections before it is passed on again."""
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -39,7 +44,10 @@ class TcpProxy:
                     data = key.fileobj.recv(65536)  # type: ignore[union-attr]
                     if not data:
                         return
-                    other[key.fileobj].sendall(data)  # type: ignore[index]
+                    if self.delay:
+                        time.sleep(self.delay)
+                    if not self.dropping:
+                        other[key.fileobj].sendall(data)  # type: ignore[index]
 
     def cut(self) -> None:
         """Resets every connection: bytes under way are lost."""
