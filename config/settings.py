@@ -153,6 +153,28 @@ class EndpointSettings(Section):
         return self
 
 
+class HttpSettings(Section):
+    """Health, readiness, metrics and a page, over HTTP."""
+
+    endpoint: str | None = Field(
+        default="http://127.0.0.1:8583",
+        description="Where it listens: http://HOST:PORT (port 0: any free one); null: off.",
+    )
+    token_file: str | None = Field(
+        default=None, description="File with the token that /metrics and / want; needed beyond loopback."
+    )
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        if endpoint is not None:
+            scheme, separator, rest = endpoint.partition("://")
+            host, colon, port = rest.rpartition(":")
+            if not (separator and scheme == "http" and colon and host and port.isdigit() and int(port) <= 65535):
+                raise ValueError(f"got {endpoint!r:.120}, expected http://HOST:PORT (port 0: any free one) or null")
+        return endpoint
+
+
 class LimitSettings(Section):
     """Bounds of what the daemon takes; all explicit."""
 
@@ -213,6 +235,7 @@ class Settings(BaseSettings):
         default_factory=dict, description="Overrides of `tuner` for single runs: run name to settings."
     )
     endpoints: EndpointSettings = Field(default_factory=EndpointSettings, description="Where the daemon listens.")
+    http: HttpSettings = Field(default_factory=HttpSettings, description="Health, metrics and a page over HTTP.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="Bounds of what is taken.")
     log: LogSettings = Field(default_factory=LogSettings, description="What is written to standard error.")
     publish_interval: Positive = Field(default=0.1, description="Least seconds between two PUB messages of one run.")
@@ -257,6 +280,11 @@ class Settings(BaseSettings):
                 "anyone could push actions and move α. Bind 127.0.0.1 or ipc://, or set insecure: true where only "
                 "trusted hosts can reach it"
             )
+        if self.http.endpoint and not (is_loopback(self.http.endpoint) or self.http.token_file or self.insecure):
+            raise ValueError(
+                f"http.endpoint: got {self.http.endpoint}, which others on the network can read; set http.token_file, "
+                "or insecure: true where only trusted hosts can reach it"
+            )
         return self
 
     def tuner_of(self, run: str) -> TunerSettings:
@@ -280,7 +308,7 @@ def is_loopback(endpoint: str) -> bool:
     """Whether only this machine can reach the endpoint."""
     if endpoint.startswith("ipc://"):
         return True
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0]
+    host = endpoint.partition("://")[2].rpartition(":")[0]
     return host in ("localhost", "[::1]") or host.startswith("127.")
 
 

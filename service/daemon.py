@@ -11,6 +11,7 @@ from types import FrameType
 from ..config.settings import Settings
 from ..kernels import open_bus
 from .engine import Engine
+from .http import HttpServer
 from .logs import log
 from .recorder import Recorder
 from .sockets import Sockets
@@ -31,6 +32,7 @@ class Daemon:
 
     def __init__(self, settings: Settings) -> None:
         self._stack = ExitStack()
+        http = None
         try:
             bus = open_bus(settings)
             self._stack.callback(bus.close)
@@ -40,11 +42,16 @@ class Daemon:
             sockets = Sockets(settings)
             self._stack.callback(sockets.close)
             self._engine = Engine(settings, bus, sockets, recorder)
+            if settings.http.endpoint is not None:
+                http = HttpServer(settings.http, self._engine.reports)
+                self._stack.callback(http.close)
         except BaseException:
             self._stack.close()
             raise
         self.device = bus.device
-        self.endpoints = sockets.endpoints
+        self.endpoints = dict(sockets.endpoints)
+        if http is not None:
+            self.endpoints["http"] = http.endpoint
         self.tally = self._engine.tally
 
     def run(self) -> None:

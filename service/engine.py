@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 from ..config.settings import Settings, is_loopback
@@ -25,6 +25,7 @@ from .logs import log
 from .publisher import Publisher
 from .queries import Queries
 from .recorder import Recorder
+from .report import Report, Reports, RunReport
 from .requests import parse_request
 from .runs import Runs
 from .sockets import Sockets
@@ -69,6 +70,8 @@ class Engine:
         self._summary = Summary(self.tally)
         self._exposed = [endpoint for endpoint in sockets.endpoints.values() if not is_loopback(endpoint)]
         self._generation = secrets.randbits(63)
+        self._started = time.monotonic()
+        self.reports = Reports(self._report)
         self._stop = False
 
     def stop(self) -> None:
@@ -87,6 +90,7 @@ class Engine:
             self.serve_queries()
             more = self.drain()
             self._answer_held(self._can_answer)
+            self.reports.answer()
             if time.monotonic() >= next_summary:
                 next_summary = time.monotonic() + self._settings.log.interval
                 self._log_summary()
@@ -239,6 +243,16 @@ class Engine:
             log(logging.ERROR, "record ended", path=self._recorder.path, error=str(error))
             self._recorder.close()
             self._recorder = None
+
+    # -- reports ------------------------------------------------------------------------------------------------
+
+    def _report(self) -> Report:
+        runs = [
+            RunReport(run.name, run.actors, run.batches_duplicate, run.batches_early, self._bus.row(run.row))
+            for run in self._runs
+        ]
+        uptime = time.monotonic() - self._started
+        return Report(uptime, self._bus.device, self._settings.n_actions, len(self._streams), replace(self.tally), runs)
 
     # -- the clock and the end ----------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ class DaemonProcess:
         self.settings: dict[str, Any] = {
             "device": os.environ.get("TEST_DEVICE", "cpu"),  # "cuda": the same tests over a GPU
             "endpoints": dict.fromkeys(("actions", "queries", "watch"), "tcp://127.0.0.1:0"),
+            "http": {"endpoint": "http://127.0.0.1:0"},
             **settings,
         }
         self.lines: list[dict[str, Any]] = []
@@ -59,7 +60,10 @@ class DaemonProcess:
                 line = {"event": "text", "text": text.rstrip()}
             self.lines.append(line)
             if line["event"] == "ready":
-                self.settings["endpoints"] = line["endpoints"]  # a restart binds the same ports
+                endpoints = dict(line["endpoints"])  # a restart binds the same ports
+                if "http" in endpoints:
+                    self.settings["http"] = {**self.settings["http"], "endpoint": endpoints.pop("http")}
+                self.settings["endpoints"] = endpoints
                 self._ready.set()
         self._ready.set()  # ended: do not make anyone wait for the deadline
 
