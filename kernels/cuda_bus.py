@@ -16,6 +16,7 @@ from ..config.settings import Settings
 from ..wire.errors import DeviceUnavailable
 from ..wire.slots import Counter, PoolColumn
 from .bus import RowState
+from .cotune_step import CotuneStep
 from .cuda_modules import OPENING, Pinned, Staging, compiled, cuda_errors, import_cupy, power_of_two
 from .cuda_sharing import DeviceSharing
 from .cuda_sources import FEW_ACTIONS, FINISH_THREADS, RecordLayout, count_threads
@@ -79,10 +80,11 @@ class CudaBus:
             # A cudaMalloc of its own, outside CuPy's pool: CUDA IPC exports whole allocations.
             self._bus = cuda.Memory(max_runs * self._layout.size)
             self._partials = cuda.Memory(4 * 2**16)
-            self._policy_entropy = cuda.Memory(8)
+            self._nothing = self._cupy.full(1, self._cupy.nan, dtype=self._cupy.float64)
             self._staging = Staging(self._cupy, 2**16)
             self._record = Pinned(self._cupy, self._layout.size)
             self._cell = Pinned(self._cupy, 8)
+            self._cotune_graphs: dict[int, Any] = {}
 
     def _compile(self) -> None:
         with self._device:
@@ -214,24 +216,56 @@ class CudaBus:
     def cotune(self, row: int, policy_entropy: float | None) -> RowState:
         """See `IsvBus`."""
         self._cell.bytes.view(np.float64)[0] = np.nan if policy_entropy is None else policy_entropy
-        with self._errors("sac_cotune on the GPU"), self._device, self._stream:
-            self._copy(self._policy_entropy.ptr, self._cell.address, 8)
-            arguments = (np.uint64(self._bus.ptr), np.int64(row), np.uint64(self._policy_entropy.ptr))
-            self._sac_cotune((1,), (1,), arguments)
-        return self.row(row)
+        with self._errors("sac_cotune on the GPU"), self._device:
+            graph = self._cotune_graphs.get(row) or self._capture_cotune(row)
+            graph.launch(self._stream)
+            self._stream.synchronize()
+        return self._row_state()
+
+    def _capture_cotune(self, row: int) -> Any:
+        """What a query does, as one graph: no address in it changes for the life of the bus."""
+        with self._stream:
+            self._stream.begin_capture()
+            try:
+                arguments = (np.uint64(self._bus.ptr), np.int64(row), np.uint64(self._cell.address))
+                self._sac_cotune((1,), (1,), arguments)  # reads the cell in page-locked host memory
+                self._copy_row_down(row)
+            finally:
+                graph = self._stream.end_capture()
+        self._cotune_graphs[row] = graph
+        return graph
+
+    def cotune_step(self, row: int) -> CotuneStep:
+        """A launcher of `sac_cotune` for an open row, on the caller's streams and within the caller's graphs.
+
+        It may be mixed with the other calls for that row: each sees the launches of which the caller knows that they
+        are finished.
+        """
+        cupy, bus = self._cupy, int(self._bus.ptr)
+        return CotuneStep(cupy, self._device, self._sac_cotune, bus, row, int(self._nothing.data.ptr))
+
+    def slots(self, row: int) -> Any:
+        """A row's slots as the kernels of this process see them: a CuPy array, float32 [n_slots], no copy.
+
+        The user's slots may be written there; the others belong to the kernels. It must not be used after `close`.
+        """
+        with self._device:
+            place = self._cupy.cuda.MemoryPointer(self._bus, row * self._layout.size)
+            return self._cupy.ndarray((self._n_slots,), self._cupy.float32, place)
 
     def row(self, row: int) -> RowState:
         """See `IsvBus`."""
         with self._errors(f"reading row {row} of the bus"), self._device:
-            runtime = self._runtime
-            self._runtime.memcpyAsync(
-                self._record.address,
-                self._row_address(row),
-                self._layout.parameters,
-                runtime.memcpyDeviceToHost,
-                self._stream.ptr,
-            )
+            self._copy_row_down(row)
             self._stream.synchronize()
+        return self._row_state()
+
+    def _copy_row_down(self, row: int) -> None:
+        origin, size, kind = self._row_address(row), self._layout.parameters, self._runtime.memcpyDeviceToHost
+        self._runtime.memcpyAsync(self._record.address, origin, size, kind, self._stream.ptr)
+
+    def _row_state(self) -> RowState:
+        """What was copied down last."""
         record, layout = self._record.bytes, self._layout
         return RowState(
             record[: 4 * self._n_slots].view(np.float32).copy(),
@@ -264,5 +298,15 @@ class CudaBus:
 
     def close(self) -> None:
         """See `IsvBus`. Everything that CUDA gave goes back when its last reference goes."""
-        for name in ("_sharing", "_bus", "_partials", "_policy_entropy", "_staging", "_record", "_cell", "_stream"):
+        for name in (
+            "_sharing",
+            "_cotune_graphs",
+            "_bus",
+            "_partials",
+            "_nothing",
+            "_staging",
+            "_record",
+            "_cell",
+            "_stream",
+        ):
             self.__dict__.pop(name, None)

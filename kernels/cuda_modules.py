@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ctypes import addressof, c_longlong, c_void_p
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,16 @@ def cuda_errors(cupy: Any, doing: str, advice: str = RUNNING) -> Iterator[None]:
 def compiled(cupy: Any, name: str, n_actions: int, n_slots: int, action_bytes: int = 0) -> Any:
     """The module of ``<name>.cu``. CuPy keeps the machine code in ``CUPY_CACHE_DIR`` (else ``~/.cupy``)."""
     return cupy.RawModule(code=source(name, n_actions, n_slots, action_bytes), options=COMPILE_OPTIONS)
+
+
+class Arguments:
+    """The arguments of one kernel where the driver reads them: 8 bytes each, set by number."""
+
+    def __init__(self, *values: int) -> None:
+        self.values = (c_longlong * len(values))(*values)
+        base = addressof(self.values)
+        self._pointers = (c_void_p * len(values))(*(base + 8 * i for i in range(len(values))))
+        self.address = addressof(self._pointers)
 
 
 class Pinned:

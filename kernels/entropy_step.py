@@ -7,13 +7,12 @@ nothing is read back.
 
 from __future__ import annotations
 
-from ctypes import addressof, c_longlong, c_void_p
 from typing import Any
 
 import numpy as np
 
 from ..wire.errors import CapturingStream, InvalidActions
-from .cuda_modules import compiled, cuda_errors
+from .cuda_modules import Arguments, compiled, cuda_errors
 from .cuda_sources import (
     MAX_BIT_PLANE_ACTIONS,
     STEP_ACTIONS,
@@ -36,16 +35,6 @@ _INTEGERS = "bBhHiIlLqQ"
 
 _SIGNED_BYTE_ACTIONS = 128
 """Most actions that an int8 can name: beyond, −1 would pass for 255."""
-
-
-class _Arguments:
-    """The arguments of one kernel where the driver reads them: 8 bytes each, set by number."""
-
-    def __init__(self, *values: int) -> None:
-        self.values = (c_longlong * len(values))(*values)
-        base = addressof(self.values)
-        self._pointers = (c_void_p * len(values))(*(base + 8 * i for i in range(len(values))))
-        self.address = addressof(self._pointers)
 
 
 class EntropyStep:
@@ -90,11 +79,11 @@ class EntropyStep:
             cupy.cuda.runtime.deviceSynchronize()
         scratch, pool, phase = int(self._scratch.ptr), int(pool_min_actions), int(prefill)
         totals, partials = scratch, scratch + 8 * n_actions
-        self._step = _Arguments(record, 0, 0, scratch, pool, phase)
-        self._observe = _Arguments(record, 0, 0, pool, phase)
-        self._count = _Arguments(0, 0, partials)
-        self._merge = _Arguments(partials, 0, totals)
-        self._finish = _Arguments(record, totals, 0, pool, phase)
+        self._step = Arguments(record, 0, 0, scratch, pool, phase)
+        self._observe = Arguments(record, 0, 0, pool, phase)
+        self._count = Arguments(0, 0, partials)
+        self._merge = Arguments(partials, 0, totals)
+        self._finish = Arguments(record, totals, 0, pool, phase)
 
     def prepare(self, dtype: Any) -> None:
         """Compiles and loads what batches of this dtype need; else the first such launch does, in a second or so."""
