@@ -87,7 +87,7 @@ def main() -> None:
         np.zeros(4096, dtype=np.bool_),
     )
     print(f"{'4096 × 64 over 8 runs':32}{device_time(bus, many):9.2f} µs")
-    cell = np.uint64(bus._cell.address)
+    cell = np.uint64(bus._policy_entropy.ptr)
     tune = replay(
         bus._cupy, bus._stream, lambda: bus._sac_cotune((1,), (1,), (np.uint64(bus._bus.ptr), np.int64(0), cell))
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 K, BATCH, FEATURES = 11, 2048, 16
 HOLD = 0
-CONFIDENCE = 0.35
-"""The gate: an action whose policy is less sure than this becomes Hold."""
+RISK = 0.5
+"""The gate: in a state whose first feature is above this, three in ten, the action becomes Hold."""
 
 
 class Learner:
@@ -27,9 +27,9 @@ class Learner:
         torch.manual_seed(1)
         self.policy = torch.nn.Linear(FEATURES, K).cuda()
         self.q = torch.nn.Linear(FEATURES, K).cuda().requires_grad_(False)
-        self.q.weight.mul_(4.0)
+        self.q.bias.normal_()  # all states prefer much the same actions, so that τ shows in the executed entropy
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=1e-2, capturable=True)
-        settings = Settings(n_actions=K, tuner={"target_entropy": 1.2, "lr_tau": 0.05, "lr_alpha": 1e-2})
+        settings = Settings(n_actions=K, tuner={"target_entropy": 1.8, "lr_tau": 0.05, "lr_alpha": 1e-2})
         self.bus = CudaBus(settings)
         self.bus.open_row(0, run_parameters(settings, ""))
         self.slots = torch.from_dlpack(self.bus.slots(0))
@@ -49,8 +49,7 @@ class Learner:
         torch = self.torch
         probabilities = self.policy(self.states).softmax(-1)
         proposed = torch.multinomial(probabilities, 1).squeeze(1)
-        sure = probabilities.amax(-1) >= CONFIDENCE
-        self.executed.copy_(torch.where(sure, proposed, HOLD))
+        self.executed.copy_(torch.where(self.states[:, 0] > RISK, HOLD, proposed))
 
     def _train(self) -> None:
         """sac_cotune, then a policy step by q_pi_distill_grad: both read and write the bus on the device."""
