@@ -15,6 +15,9 @@
     ├── ConfigError              a setting that cannot be used (one line a fault, with the key's path)
     ├── DeviceUnavailable        the device that was asked for is not there
     ├── EndpointInUse            a socket could not be bound
+    ├── StateInUse               another daemon or command has the state directory
+    ├── StateMismatch            the state on disk is of another layout than the settings say
+    ├── StateNotKept             the daemon ended and the disk did not take its last state
     └── RequestRefused           the daemon answered a request with an error
         ├── InvalidRequest       code "invalid_request"
         ├── ProtocolMismatch     code "protocol_mismatch"
@@ -23,6 +26,7 @@
         ├── UnknownSlot          code "unknown_slot"
         ├── SlotReadOnly         code "slot_read_only"
         ├── LimitReached         code "limit_reached"
+        ├── StateUnavailable     code "state_unavailable"
         └── Stopping             code "stopping"
 
 Every message says what was got, what was expected and what to do. Code branches on the class or on ``code``, never on
@@ -98,6 +102,18 @@ class EndpointInUse(CotunedError):
     """A socket could not be bound: the address is taken or not of this machine."""
 
 
+class StateInUse(CotunedError):
+    """Another daemon, or a ``cotuned state`` command, holds the state directory."""
+
+
+class StateMismatch(CotunedError):
+    """The state on disk is of another layout than the settings (or this version) say; it was not changed."""
+
+
+class StateNotKept(CotunedError):
+    """The daemon ended without a last commit. What had been told to clients was durable before."""
+
+
 class RequestRefused(CotunedError):
     """The daemon answered with an error. `code` is the class's, or the one that a newer daemon sent."""
 
@@ -149,6 +165,15 @@ class LimitReached(RequestRefused):
     """A configured limit (runs, actors) does not allow one more."""
 
     code = "limit_reached"
+
+
+class StateUnavailable(RequestRefused):
+    """The daemon cannot write its state to disk now, so it cannot promise that the change survives; ask again later.
+
+    Nothing was changed, or, where the disk failed in between, asking again for the same step gets its answer.
+    """
+
+    code = "state_unavailable"
 
 
 class Stopping(RequestRefused):
