@@ -60,13 +60,15 @@ class Durability:
         """In a word: "kept", "failing" or "off"."""
         return "off" if self._writer is None else "failing" if self._writer.failure is not None else "kept"
 
-    def check(self) -> None:
-        """Raises StateUnavailable while the disk fails: for changes that are promised to be durable."""
+    def check(self, taken: bool = False) -> None:
+        """Raises StateUnavailable while the disk fails: for changes that are promised to be durable. `taken`: this one
+        was made before, and waits for the disk."""
         if self.failure is not None:
             assert self._writer is not None
+            effect = "the step was taken, and asking again gives its answer then" if taken else "nothing was changed"
             raise StateUnavailable(
-                f"the daemon cannot write its state to {self._writer.path} ({self.failure}), so nothing was changed; "
-                "see to its disk and ask again, the daemon tries by itself"
+                f"the daemon cannot write its state to {self._writer.path} ({self.failure}) and tries until it can; "
+                f"{effect}. See to its disk"
             )
 
     def holds(self, snapshot: int) -> bool:

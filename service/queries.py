@@ -131,7 +131,7 @@ class Queries:
         turn = Turn.NEW_STEP if run is None else run.sessions.turn(request.session, request.step)
         if run is not None and turn is Turn.REPEATED and run.sessions.stored is not None:
             if not self._durability.holds(run.answered_in):
-                self._durability.check()  # the change was made; it cannot be told before the disk works again
+                self._durability.check(taken=True)
             return run.sessions.stored, run.answered_in
         if run is not None and turn is Turn.NOT_OWNER:
             why = "read only: a newer learner session owns the tuning of this run"
