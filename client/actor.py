@@ -39,9 +39,9 @@ class ActorClient:
     """One actor's numbered stream of batches. Opens it with the daemon at once.
 
     Terms: a batch is *sent* when `push` returned, *applied* when the daemon has counted it, *durable* when it also
-    survives a crash of the daemon. Until `cotuned` keeps its state on disk, durable means applied. The client keeps
-    every batch that is not durable, at most `window` of them, and sends it again after a loss or a restart of the
-    daemon; the daemon takes each number once. Resending happens inside `push`, `flush` and `close`: there is no thread.
+    survives the daemon's death (where the daemon keeps no state, durable means applied). The client keeps every batch
+    that is not durable, at most `window` of them, and sends it again after a loss or a restart of the daemon; the
+    daemon takes each number once. Resending happens inside `push`, `flush` and `close`: there is no thread.
 
     Use one client in one thread at a time, and open it after a fork, not before.
 
@@ -260,7 +260,7 @@ class ActorClient:
         return frame
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns when every batch pushed so far is durable (applied, as long as the daemon keeps no state on disk).
+        """Returns when every batch pushed so far is durable: counted, and kept through the daemon's death.
 
         Raises:
             FlushTimeout: some were not within `timeout` seconds (None: the client's); they are kept and sent again.

@@ -55,6 +55,7 @@ class Delivery:
         self._frames: deque[tuple[int, bytes]] = deque()
         self._confirmed = 0
         self._applied = 0
+        self._state_failing = False
         self._bytes = 0
         self._cursor = 1
         self._asked: tuple[int, float] | None = None  # request id and deadline of the acknowledgement under way
@@ -124,7 +125,7 @@ class Delivery:
             if left <= 0:
                 raise WindowFull(
                     f"{len(self._frames)} batches ({self._bytes} bytes) wait to become durable and none did "
-                    f"within {seconds:g} s at {self._connection.endpoint}; is the daemon running and keeping up? "
+                    f"within {seconds:g} s at {self._connection.endpoint}; {self._likely_cause()} "
                     "This batch was not sent"
                 )
             self.wait_for_one(min(left, 0.1))
@@ -145,9 +146,14 @@ class Delivery:
             if left <= 0:
                 raise FlushTimeout(
                     f"{self.last - self.durable} of {self.last} batches were not durable within {seconds:g} s at "
-                    f"{self._connection.endpoint}; they are kept: flush again, and see whether the daemon runs"
+                    f"{self._connection.endpoint}; they are kept: flush again; {self._likely_cause()}"
                 )
             self._advance(self.last, min(left, 0.5))
+
+    def _likely_cause(self) -> str:
+        if self._state_failing and self._applied > self.durable:
+            return "the daemon reports that its disk does not take its state (its log says why)."
+        return "is the daemon running and keeping up?"
 
     def _advance(self, wait_for: int, seconds: float) -> None:
         """Sends what is to be sent, asks how far the daemon is unless that is under way, and takes its answer if it
@@ -180,13 +186,12 @@ class Delivery:
         if self._share is not None and self._shared_with != self._connection.generation:
             self.share(self._share)
         if answer.durable < self.durable:
-            raise StreamLost(
-                f"the daemon at {self._connection.endpoint} confirmed batches up to {self.durable} and now knows "
-                f"only {answer.durable}: it was started from older state. Open a new client to go on"
-            )
+            raise self._stream_lost(answer.durable)
         now = time.monotonic()
-        if answer.applied > self._applied:
+        restarted = answer.applied < self._applied  # what was applied and not durable went with the old daemon
+        if answer.applied != self._applied:
             self._applied, self._moved_at = answer.applied, now
+        self._state_failing = answer.state_failing
         self._confirmed = max(self._confirmed, answer.durable)
         while self._frames and self._frames[0][0] <= answer.durable:
             self._bytes -= len(self._frames[0][1])
@@ -198,11 +203,17 @@ class Delivery:
                 self.rejections.append(BatchRejected(sequence, code, sentence))
         all_sent = self._cursor > self.last
         stuck = all_sent and self._applied < self.last and now - self._moved_at >= _RESEND_SECONDS
-        if answer.gap or stuck:
-            if now - self._resent_at >= _RESEND_PAUSE_SECONDS:
+        if answer.gap or stuck or restarted:
+            if restarted or now - self._resent_at >= _RESEND_PAUSE_SECONDS:
                 self._resend(now)
             else:
                 time.sleep(min(seconds, 0.01))  # what was sent again is under way; the daemon answers at once
+
+    def _stream_lost(self, known: int) -> StreamLost:
+        return StreamLost(
+            f"the daemon at {self._connection.endpoint} confirmed batches up to {self.durable} and now knows only "
+            f"{known}: it was started from older state. Open a new client to go on"
+        )
 
     def _resend(self, now: float) -> None:
         """Goes back to the first frame that is not applied."""
@@ -218,6 +229,8 @@ class Delivery:
                 f"the daemon at {self._connection.endpoint} came back with {answer.n_actions} actions, this client was "
                 f"opened for {self.terms.n_actions}; open a new client"
             )
+        if answer.last < self.durable:
+            raise self._stream_lost(answer.last)
         if self._share is not None:
             self.share(self._share)
         self._applied = answer.last

@@ -52,7 +52,8 @@ class LearnerClient:
         """α and τ for this learner step; moves them if there is a new observation.
 
         Each step moves them at most once: asking again for the same or an older step gets the stored answer and changes
-        nothing, so a call that timed out can be repeated.
+        nothing, so a call that timed out can be repeated. An answer that comes is durable: the daemon has it on disk,
+        and says the same after a restart (unless it keeps no state).
 
         Args:
             step: the learner's step, an integer from 0 that grows within the session.

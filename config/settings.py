@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..wire.protocol import MAX_ACTIONS, MIN_ACTIONS, check_name
 from ..wire.slots import DEFAULT_MAX_RUNS, DEFAULT_N_SLOTS, MIN_N_SLOTS, Slot, is_owned
+from .section import NotNegative, Positive, Section, refuse_bool
+from .state_settings import StateSettings
 
 
 def _name_of(kind: str) -> AfterValidator:
@@ -33,28 +35,7 @@ def _check_endpoint(endpoint: str) -> str:
     )
 
 
-def refuse_bool(model: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
-    """Pydantic takes true for 1; a setting that holds a number does not."""
-    annotation = model.model_fields[str(info.field_name)].annotation
-    if isinstance(value, bool) and annotation is not bool:
-        raise ValueError(f"got {str(value).lower()}, expected {'a number' if annotation is not str else 'text'}")
-    return value
-
-
 Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """A group of settings; unknown keys are refused, and nothing changes after the start."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_bool_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        return refuse_bool(cls, value, info)
 
 
 class BusSettings(Section):
@@ -237,6 +218,7 @@ class Settings(BaseSettings):
     endpoints: EndpointSettings = Field(default_factory=EndpointSettings, description="Where the daemon listens.")
     http: HttpSettings = Field(default_factory=HttpSettings, description="Health, metrics and a page over HTTP.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="Bounds of what is taken.")
+    state: StateSettings = Field(default_factory=StateSettings, description="What survives the daemon, and where.")
     log: LogSettings = Field(default_factory=LogSettings, description="What is written to standard error.")
     publish_interval: Positive = Field(default=0.1, description="Least seconds between two PUB messages of one run.")
     record: str | None = Field(default=None, description="File to append every accepted batch to, in the order taken.")

@@ -47,6 +47,10 @@ class IsvBus(Protocol):
         """Makes row `row` a new run's: zeros, then α, τ and the target from `parameters` (`run_parameters`)."""
         ...
 
+    def restore(self, row: int, state: RowState) -> None:
+        """Gives an open row what `row` once returned, bit for bit; its parameters stay those of `open_row`."""
+        ...
+
     def observe(self, drain: Drain) -> list[Rejection]:
         """Counts the batches of a drain into pools and makes an observation of every pool that gets full.
 

@@ -143,6 +143,17 @@ class CudaBus:
             self._stream.synchronize()
         self._pool_actions[row] = 0
 
+    def restore(self, row: int, state: RowState) -> None:
+        """See `IsvBus`."""
+        record, layout = self._record.bytes, self._layout
+        record[: 4 * self._n_slots].view(np.float32)[:] = state.slots
+        record[layout.counters : layout.pool].view(np.int64)[:] = state.counters
+        record[layout.pool : layout.parameters].view(np.int64)[:] = state.pool
+        with self._errors(f"restoring row {row} of the bus"), self._device:
+            self._copy(self._row_address(row), self._record.address, layout.parameters)
+            self._stream.synchronize()
+        self._pool_actions[row] = state.pool[self._n_actions + PoolColumn.ACTIONS]
+
     def observe(self, drain: Drain) -> list[Rejection]:
         """See `IsvBus`."""
         if self._stepped:

@@ -41,6 +41,10 @@ class HostBus:
         self._parameters[row] = parameters
         initialize_tuner(self._slots[row], self._parameters[row])
 
+    def restore(self, row: int, state: RowState) -> None:
+        """See `IsvBus`."""
+        self._slots[row], self._counters[row], self._pools[row] = state.slots, state.counters, state.pool
+
     def observe(self, drain: Drain) -> list[Rejection]:
         """See `IsvBus`."""
         rejected = reject(drain, self._n_actions)

@@ -13,21 +13,26 @@ from ..kernels import open_bus
 from .engine import Engine
 from .http import HttpServer
 from .logs import log
+from .open_state import open_state
 from .recorder import Recorder
+from .snapshot import Stored
 from .sockets import Sockets
+from .state_directory import StateDirectory
+from .writer import Writer
 
 
 class Daemon:
     """Everything that `cotuned serve` runs, usable in a process of one's own too.
 
-    When the constructor returns, the kernels are compiled, the sockets are bound and `endpoints` says where; batches
-    and queries wait in the sockets until `run` is called.
+    When the constructor returns, the kernels are compiled, the state is restored, the sockets are bound and `endpoints`
+    says where; batches and queries wait in the sockets until `run` is called.
 
     Args:
         settings: all settings.
 
     Raises:
-        DeviceUnavailable, EndpointInUse, ConfigError: what was opened before is closed again.
+        DeviceUnavailable, EndpointInUse, ConfigError, StateInUse, StateMismatch: what was opened before is closed
+            again.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -39,23 +44,43 @@ class Daemon:
             recorder = Recorder(settings.record) if settings.record is not None else None
             if recorder is not None:
                 self._stack.callback(recorder.close)
+            writer, stored = self._open_state(settings)
             sockets = Sockets(settings)
             self._stack.callback(sockets.close)
-            self._engine = Engine(settings, bus, sockets, recorder)
+            self._engine = Engine(settings, bus, sockets, recorder, writer, stored)
             if settings.http.endpoint is not None:
                 http = HttpServer(settings.http, self._engine.reports)
                 self._stack.callback(http.close)
         except BaseException:
             self._stack.close()
             raise
+        self.state = writer.path if writer is not None else "off: durable means applied"
+        """The state file, or that nothing is kept."""
         self.device = bus.device
         self.endpoints = dict(sockets.endpoints)
         if http is not None:
             self.endpoints["http"] = http.endpoint
         self.tally = self._engine.tally
 
+    def _open_state(self, settings: Settings) -> tuple[Writer | None, Stored | None]:
+        if settings.state.directory is None:
+            return None, None
+        directory = StateDirectory(settings.state.directory)
+        self._stack.callback(directory.close)
+        store, stored = open_state(settings, directory)
+        writer = Writer(store, settings.state.interval)
+        self._stack.callback(writer.close)
+        if stored.runs:
+            runs, actors = [run.name for run in stored.runs], len(stored.streams)
+            log(logging.INFO, "state restored", path=writer.path, runs=runs, actors=actors)
+        return writer, stored
+
     def run(self) -> None:
-        """Serves until `stop`, in this thread; then closes everything."""
+        """Serves until `stop`, in this thread; then closes everything.
+
+        Raises:
+            StateNotKept: the disk did not take the last commit.
+        """
         with self._stack:
             self._engine.run()
 
@@ -92,6 +117,13 @@ def serve(settings: Settings) -> None:
     allow_many_files(settings.limits.max_actors)
     daemon = Daemon(settings)
     daemon.stop_on_signals()
-    log(logging.INFO, "ready", device=daemon.device, n_actions=settings.n_actions, endpoints=daemon.endpoints)
+    log(
+        logging.INFO,
+        "ready",
+        device=daemon.device,
+        n_actions=settings.n_actions,
+        endpoints=daemon.endpoints,
+        state=daemon.state,
+    )
     daemon.run()
     log(logging.INFO, "stopped", batches=daemon.tally.batches, rejected=daemon.tally.rejected)

@@ -18,20 +18,26 @@ from typing import Any, cast
 from ..config.settings import Settings, is_loopback
 from ..kernels import IsvBus, Rejection
 from ..wire.codec import Batch, DeviceBatch, action_dtype, decode_batch, decode_control, encode_control
-from ..wire.errors import FrameError, RequestRefused, Stopping
+from ..wire.errors import FrameError, RequestRefused, StateUnavailable, Stopping
 from ..wire.messages import Acknowledge, Cotune, Request, Write
+from .changes import Changes
+from .durability import Durability
 from .held import Held
+from .held_answers import HELD_SECONDS, HeldAnswers
 from .logs import log
 from .publisher import Publisher
 from .queries import Queries
 from .recorder import Recorder
 from .report import Report, Reports, RunReport
 from .requests import parse_request
+from .restore import restore
 from .runs import Runs
+from .snapshot import Stored
 from .sockets import Sockets
 from .staging import Staged, Staging
 from .streams import Stream, Streams, Verdict
 from .tally import Summary, Tally
+from .writer import Writer
 
 QUERIES_A_TURN = 256
 DEVICE_BATCHES_A_DRAIN = 64
@@ -42,6 +48,8 @@ REMINDER_INTERVAL = 60.0
 """Seconds between reminders that the daemon is reachable from outside without protection."""
 DRAIN_ON_STOP = 2.0
 """Seconds that batches which have already arrived get when the daemon stops."""
+COMMIT_ON_STOP = 5.0
+"""Seconds that the last commit gets; with the above, less than the ten after which containers are killed."""
 
 
 class Engine:
@@ -52,21 +60,48 @@ class Engine:
         bus: owned by the engine's thread from now on; closed by whoever opened it.
         sockets: bound; closed by whoever opened them.
         recorder: gets every batch that counted; None: nobody does.
+        writer: gets the state; None: it is not kept.
+        stored: what was kept before.
     """
 
-    def __init__(self, settings: Settings, bus: IsvBus, sockets: Sockets, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bus: IsvBus,
+        sockets: Sockets,
+        recorder: Recorder | None = None,
+        writer: Writer | None = None,
+        stored: Stored | None = None,
+    ) -> None:
         self._settings = settings
         self._bus = bus
         self._sockets = sockets
         self._recorder = recorder
         self.tally = Tally()
         self._index_bytes = action_dtype(settings.n_actions).itemsize
-        self._runs = Runs(settings, bus)
-        self._streams = Streams(settings.limits.max_actors, settings.limits.actor_expiry)
+        self._changes = Changes()
+        self._durability = Durability(settings, bus, self._changes, writer)
+        self._runs = Runs(settings, bus, self._changes)
+        limits = settings.limits
+        self._streams = Streams(limits.max_actors, limits.actor_expiry, self._changes, writer is not None)
+        if stored is not None:
+            restore(stored, self._runs, self._streams)
+        if writer is not None:
+            sockets.wake_on(writer.wake)
         self._staging = Staging(settings.n_actions)
         self._publisher = Publisher(sockets, bus, settings.publish_interval)
-        self._queries = Queries(settings, bus, self._runs, self._streams, sockets.endpoints, self.tally)
+        self._queries = Queries(
+            settings,
+            bus,
+            self._runs,
+            self._streams,
+            sockets.endpoints,
+            self.tally,
+            self._changes,
+            self._durability,
+        )
         self._held = Held()
+        self._held_answers = HeldAnswers()
         self._summary = Summary(self.tally)
         self._exposed = [endpoint for endpoint in sockets.endpoints.values() if not is_loopback(endpoint)]
         self._generation = secrets.randbits(63)
@@ -79,17 +114,25 @@ class Engine:
         self._stop = True
 
     def run(self) -> None:
-        """Works until `stop`; then takes in what has already arrived and answers whoever waits."""
+        """Works until `stop`; then takes in what has already arrived, commits it and answers whoever waits.
+
+        Raises:
+            StateNotKept: the disk did not take the last commit.
+        """
         next_summary = time.monotonic() + self._settings.log.interval
         next_reminder = time.monotonic()
         more = False
         while not self._stop:
             next_publish = self._publisher.publish_due()
             if not more:
-                self._sockets.wait(min(LONGEST_WAIT, next_publish, self._held.next_deadline()))
+                held_until = min(self._held.next_deadline(), self._held_answers.next_deadline())
+                self._sockets.wait(min(LONGEST_WAIT, next_publish, held_until, self._durability.due_in()))
             self.serve_queries()
             more = self.drain()
+            self._durability.collect()
             self._answer_held(self._can_answer)
+            self._tell()
+            self._durability.begin(more)
             self.reports.answer()
             if time.monotonic() >= next_summary:
                 next_summary = time.monotonic() + self._settings.log.interval
@@ -117,23 +160,42 @@ class Engine:
                 self._send(asker, request_id, error={"code": error.code, "message": str(error)})
 
     def _serve(self, asker: bytes, request_id: int, request: Request) -> None:
-        if self._stop and isinstance(request, Cotune):
+        if self._stop and isinstance(request, Cotune | Write):
             raise Stopping("the daemon is shutting down; ask again when it is back")
-        answer = self._queries.answer(request)
+        answer, snapshot = self._queries.answer(request)
         if isinstance(request, Cotune | Write):
             self._publisher.changed(self._runs.find(request.run))
         if isinstance(request, Acknowledge) and request.wait_ms and not self._can_answer(request):
             self._held.hold(asker, request_id, request)
             return
-        self._send(asker, request_id, answer=asdict(cast(Any, answer)) if answer is not None else {})
+        content = asdict(cast(Any, answer)) if answer is not None else {}
+        if self._durability.holds(snapshot):
+            self._send(asker, request_id, answer=content)
+        else:
+            self._held_answers.hold(snapshot, asker, request_id, content)
 
     def _can_answer(self, request: Acknowledge) -> bool:
         stream = self._streams.get(request.stream)
-        return stream is None or stream.gap or stream.last >= request.wait_for
+        if stream is None or stream.gap or self._streams.durable(stream) >= request.wait_for:
+            return True
+        if stream.last >= request.wait_for:
+            self._durability.hurry()  # a commit is all that is missing
+        return False
 
     def _answer_held(self, ready: Callable[[Acknowledge], bool]) -> None:
+        failing = self._durability.failure is not None
         for asker, request_id, request in self._held.take(ready):
-            self._send(asker, request_id, answer=asdict(self._streams.acknowledge(request)))
+            self._send(asker, request_id, answer=asdict(self._streams.acknowledge(request, failing)))
+
+    def _tell(self, stopping: bool = False) -> None:
+        """Sends the held answers whose change is on disk by now; those that waited too long become errors."""
+        for held in self._held_answers.take_durable(self._durability.committed):
+            self._send(held.asker, held.request_id, answer=held.content)
+        for held in self._held_answers.take_overdue(stopping):
+            why = f"the change did not get to the daemon's disk within {HELD_SECONDS:g} s; ask again for the same step"
+            self._send(held.asker, held.request_id, error={"code": StateUnavailable.code, "message": why})
+        if self._held_answers:
+            self._durability.hurry()
 
     def _send(self, asker: bytes, request_id: Any, **content: Any) -> None:
         if not self._sockets.answer(
@@ -190,6 +252,7 @@ class Engine:
         assert memory is not None
         rejection = sharing.observe(stream.run.row, memory, batch)
         self._publisher.changed(stream.run)
+        self._changes.changed(stream.run)
         if rejection is not None:
             self._reject(stream, batch.sequence, rejection)
             return
@@ -210,11 +273,13 @@ class Engine:
             self.tally.actions -= int(drain.lengths[rejection.batch])
         for run in {stream.run.row: stream.run for stream, _ in staged}.values():
             self._publisher.changed(run)
+            self._changes.changed(run)
         if self._recorder is not None:
             self._record(staged, {rejection.batch for rejection in rejections})
 
     def _reject(self, stream: Stream, sequence: int, rejection: Rejection) -> None:
         stream.rejections.append((sequence, rejection.code, rejection.message))
+        self._changes.rejections_changed(stream)
         self.tally.rejected += 1
         log(
             logging.DEBUG,
@@ -248,11 +313,16 @@ class Engine:
 
     def _report(self) -> Report:
         runs = [
-            RunReport(run.name, run.actors, run.batches_duplicate, run.batches_early, self._bus.row(run.row))
+            RunReport(run.name, len(run.streams), run.batches_duplicate, run.batches_early, self._bus.row(run.row))
             for run in self._runs
         ]
         uptime = time.monotonic() - self._started
-        return Report(uptime, self._bus.device, self._settings.n_actions, len(self._streams), replace(self.tally), runs)
+        failure = self._durability.failure
+        troubles = [] if failure is None else [f"the state cannot be written: {failure}"]
+        if self._stop:
+            troubles.append("the daemon is shutting down")
+        tally, n_streams = replace(self.tally), len(self._streams)
+        return Report(uptime, self._bus.device, self._settings.n_actions, n_streams, tally, runs, tuple(troubles))
 
     # -- the clock and the end ----------------------------------------------------------------------------------
 
@@ -269,6 +339,10 @@ class Engine:
         deadline = time.monotonic() + DRAIN_ON_STOP
         while self.drain() and time.monotonic() < deadline:
             pass
-        self._answer_held(lambda _: True)
         self.serve_queries()
-        self._log_summary()
+        try:
+            self._durability.finish(COMMIT_ON_STOP)
+        finally:
+            self._answer_held(lambda _: True)
+            self._tell(stopping=True)
+            self._log_summary()

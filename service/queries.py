@@ -38,6 +38,8 @@ from ..wire.messages import (
 )
 from ..wire.protocol import PROTOCOL_VERSION
 from ..wire.slots import Counter, PoolColumn, Slot, TunerStatus, is_owned
+from .changes import Changes
+from .durability import Durability
 from .reason import reason
 from .runs import Run, Runs
 from .sessions import Turn
@@ -68,6 +70,8 @@ class Queries:
         streams: all actor streams.
         endpoints: where the sockets listen, by name.
         tally: counts of what came in.
+        changes: is told what changed.
+        durability: says whether a change can be kept.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class Queries:
         streams: Streams,
         endpoints: dict[str, str],
         tally: Tally,
+        changes: Changes,
+        durability: Durability,
     ) -> None:
         self._settings = settings
         self._bus = bus
@@ -85,12 +91,14 @@ class Queries:
         self._streams = streams
         self._endpoints = endpoints
         self._tally = tally
+        self._changes = changes
+        self._durability = durability
         self._started = time.monotonic()
         self._version = version("cotuned")
         self._max_entropy = math.log(settings.n_actions)
 
-    def answer(self, request: Request) -> Answer:
-        """The answer to a checked request.
+    def answer(self, request: Request) -> tuple[Answer, int]:
+        """The answer to a checked request, and the number of the snapshot with which it may be told; 0: at once.
 
         Raises:
             RequestRefused: it cannot be served; nothing changed.
@@ -98,8 +106,17 @@ class Queries:
         match request:
             case Cotune():
                 return self._cotune(request)
+            case Write():
+                return self._write(request)
+            case _:
+                return self._answer_at_once(request), 0
+
+    def _answer_at_once(
+        self, request: Acknowledge | Hello | Goodbye | Entropy | Read | Attach | Share | Stats | Status
+    ) -> Answer:
+        match request:
             case Acknowledge():
-                return self._streams.acknowledge(request)
+                return self._streams.acknowledge(request, self._durability.failure is not None)
             case Hello():
                 return self._hello(request)
             case Goodbye():
@@ -110,8 +127,6 @@ class Queries:
                 slot = self._slot(request.slot)
                 run = self._runs.find(request.run)
                 return ReadAnswer(slot, float(self._bus.row(run.row).slots[slot]))
-            case Write():
-                return self._write(request)
             case Attach():
                 return self._attach(request)
             case Share():
@@ -137,24 +152,29 @@ class Queries:
             max_frame_bytes=self._settings.limits.max_frame_bytes,
         )
 
-    def _cotune(self, request: Cotune) -> CotuneAnswer:
+    def _cotune(self, request: Cotune) -> tuple[CotuneAnswer, int]:
         entropy = request.policy_entropy
         if entropy is not None and entropy > self._max_entropy * (1 + 1e-3):
             raise InvalidRequest(
                 f"policy_entropy: got {entropy:g}, allowed is [0, ln K] = [0, {self._max_entropy:.4f}] nats; "
                 "a value in bits times ln 2 is one in nats"
             )
-        run = self._runs.find_or_open(request.run)
-        turn = run.sessions.turn(request.session, request.step)
-        if turn is Turn.REPEATED and run.sessions.stored is not None:
-            return run.sessions.stored
-        if turn is Turn.NOT_OWNER:
+        run = self._runs.get(request.run)
+        turn = Turn.NEW_STEP if run is None else run.sessions.turn(request.session, request.step)
+        if run is not None and turn is Turn.REPEATED and run.sessions.stored is not None:
+            if not self._durability.holds(run.answered_in):
+                self._durability.check(taken=True)
+            return run.sessions.stored, run.answered_in
+        if run is not None and turn is Turn.NOT_OWNER:
             why = "read only: a newer learner session owns the tuning of this run"
             answer = self._describe(run, request.step, self._bus.row(run.row))
-            return replace(answer, owner=False, fresh=False, at_bound=False, reason=why)
+            return replace(answer, owner=False, fresh=False, at_bound=False, reason=why), 0
+        self._durability.check()
+        run = self._runs.find_or_open(request.run)
         answer = self._describe(run, request.step, self._bus.cotune(run.row, entropy))
-        run.sessions.answered(request.step, answer)
-        return answer
+        run.sessions.answered(request.session, request.step, answer)
+        run.answered_in = self._changes.changed(run)
+        return answer, run.answered_in
 
     def _describe(self, run: Run, step: int, state: RowState) -> CotuneAnswer:
         slots, counters = state.slots, state.counters
@@ -184,7 +204,7 @@ class Queries:
     def _no_actor(self, run: Run, state: RowState) -> str:
         """A hint where the learner's run name may be a typo."""
         batches = state.counters[Counter.BATCHES_TRAIN] + state.counters[Counter.BATCHES_PREFILL]
-        if run.actors or batches:
+        if run.streams or batches:
             return ""
         return f"; no actor has opened the run {run.name!r}, runs are: {', '.join(self._runs.names)[:200]}"
 
@@ -203,13 +223,15 @@ class Queries:
             pooled_actions=int(state.pool[self._settings.n_actions + PoolColumn.ACTIONS]),
         )
 
-    def _write(self, request: Write) -> ReadAnswer:
+    def _write(self, request: Write) -> tuple[ReadAnswer, int]:
         slot = self._slot(request.slot)
         if is_owned(slot):
             advice = "report it with cotune(policy_entropy=…)" if slot == 420 else "it can be read, not written"
             raise SlotReadOnly(f"slot: {slot} belongs to the daemon (as do 420 and 583 to 639); {advice}")
+        self._durability.check()
         run = self._runs.find_or_open(request.run)
-        return ReadAnswer(slot, float(self._bus.write(run.row, slot, request.value)))
+        written = self._bus.write(run.row, slot, request.value)
+        return ReadAnswer(slot, float(written)), self._changes.changed(run)
 
     def _sharing(self, what: str) -> DeviceSharing:
         sharing = self._bus.sharing
@@ -268,7 +290,7 @@ class Queries:
             pooled_counts=state.pool[:k].tolist(),
             batches_duplicate=run.batches_duplicate,
             batches_early=run.batches_early,
-            actors=run.actors,
+            actors=len(run.streams),
         )
 
     def _status(self) -> StatusAnswer:
@@ -279,6 +301,7 @@ class Queries:
             n_actions=self._settings.n_actions,
             uptime=time.monotonic() - self._started,
             endpoints=self._endpoints,
+            state=self._durability.state,
             runs=self._runs.names,
             actors=len(self._streams),
             batches=self._tally.batches,

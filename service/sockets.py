@@ -46,6 +46,7 @@ class Sockets:
         except BaseException:
             self.close(0)
             raise
+        self._wake = -1
         self._poller = zmq.Poller()
         self._poller.register(self.actions, zmq.POLLIN)
         self._poller.register(self.queries, zmq.POLLIN)
@@ -89,9 +90,16 @@ class Sockets:
             ) from error
         self._locks.append(lock)
 
+    def wake_on(self, descriptor: int) -> None:
+        """From now on `wait` returns, too, when this eventfd is written to."""
+        self._wake = descriptor
+        self._poller.register(descriptor, zmq.POLLIN)
+
     def wait(self, seconds: float) -> None:
         """Returns when something can be received, or after `seconds`."""
-        self._poller.poll(max(0, int(seconds * 1000)))
+        for ready, _ in self._poller.poll(max(0, int(seconds * 1000))):
+            if ready == self._wake:
+                os.eventfd_read(self._wake)
 
     def batches(self, most: int, most_bytes: int) -> Iterator[bytes]:
         """Frames of batches that have arrived; ends when there are no more, or at a limit. Does not wait."""

@@ -11,7 +11,9 @@ from ..kernels import SharedMemory
 from ..wire.answers import AcknowledgeAnswer
 from ..wire.errors import InvalidRequest, LimitReached
 from ..wire.messages import Acknowledge, Hello
+from .changes import Changes
 from .runs import Run
+from .snapshot import StreamRecord
 
 MAX_KEPT_REJECTIONS = 100
 """Rejections that a stream keeps until its actor has seen them; the newest are kept, the counter is exact."""
@@ -34,6 +36,8 @@ class Stream:
     run: Run
     last: int
     """Number of the last batch taken: counted, or rejected."""
+    durable: int
+    """Number of the last batch taken that is on disk. Means nothing where no state is kept."""
     asked_at: float
     """When its actor last asked; monotonic seconds."""
     gap: bool = False
@@ -65,12 +69,9 @@ class Stream:
         self.run.batches_early += 1
         return Verdict.EARLY
 
-    def answer(self) -> AcknowledgeAnswer:
-        """How far the stream has come. Nothing is kept on disk yet, so durable means applied."""
-        return AcknowledgeAnswer(True, self.last, self.last, self.gap, list(self.rejections))
-
-
-UNKNOWN = AcknowledgeAnswer(False, 0, 0, False, [])
+    def record(self) -> StreamRecord:
+        """What is written when it was opened."""
+        return StreamRecord(self.number, self.run.name, self.actor, list(self.rejections))
 
 
 class Streams:
@@ -80,11 +81,15 @@ class Streams:
         max_actors: most streams at a time.
         expiry: seconds after which a stream that nobody asked about may make room for a new one. Actors that were
             killed leave such streams behind; living ones ask several times a second while they push.
+        changes: is told of streams that open and close, and of rejections that were seen.
+        keeps_state: whether snapshots are written, so that durable is less than applied.
     """
 
-    def __init__(self, max_actors: int, expiry: float) -> None:
+    def __init__(self, max_actors: int, expiry: float, changes: Changes, keeps_state: bool) -> None:
         self._max_actors = max_actors
         self._expiry = expiry
+        self._changes = changes
+        self._keeps_state = keeps_state
         self._by_number: dict[int, Stream] = {}
 
     def __len__(self) -> int:
@@ -115,26 +120,45 @@ class Streams:
                 f"actor: {len(self._by_number)} streams are open, limits.max_actors allows no more; close clients that "
                 "are done (close() or a with block), or raise the limit"
             )
-        stream = self._by_number[hello.stream] = Stream(hello.stream, hello.actor, run, hello.base, now)
-        run.actors += 1
+        stream = Stream(hello.stream, hello.actor, run, hello.base, hello.base, now)
+        self._add(stream)
+        self._changes.stream_opened(stream)
         return stream, False
 
-    def acknowledge(self, request: Acknowledge) -> AcknowledgeAnswer:
+    def _add(self, stream: Stream) -> None:
+        self._by_number[stream.number] = stream
+        stream.run.streams[stream.number] = stream
+
+    def restore(self, record: StreamRecord, run: Run, last: int) -> None:
+        """A stream as it was written."""
+        stream = Stream(record.number, record.actor, run, last, last, time.monotonic())
+        stream.rejections.extend(record.rejections)
+        self._add(stream)
+
+    def durable(self, stream: Stream) -> int:
+        """Number of the last batch that survives the daemon, or that is applied if it keeps no state."""
+        return stream.durable if self._keeps_state else stream.last
+
+    def acknowledge(self, request: Acknowledge, state_failing: bool) -> AcknowledgeAnswer:
         """Forgets the rejections that the actor has seen, and answers how far its stream has come."""
         stream = self._by_number.get(request.stream)
         if stream is None:
-            return UNKNOWN
+            return AcknowledgeAnswer(False, 0, 0, False, [], state_failing)
         stream.asked_at = time.monotonic()
-        while stream.rejections and stream.rejections[0][0] <= request.rejections_seen:
-            stream.rejections.popleft()
-        return stream.answer()
+        if stream.rejections and stream.rejections[0][0] <= request.rejections_seen:
+            while stream.rejections and stream.rejections[0][0] <= request.rejections_seen:
+                stream.rejections.popleft()
+            self._changes.rejections_changed(stream)
+        durable = self.durable(stream)
+        return AcknowledgeAnswer(True, stream.last, durable, stream.gap, list(stream.rejections), state_failing)
 
     def close(self, number: int) -> None:
         """Forgets a stream; an unknown one is no fault, since goodbyes may be repeated."""
         stream = self._by_number.pop(number, None)
         if stream is not None:
             stream.share(None)
-            stream.run.actors -= 1
+            del stream.run.streams[number]
+            self._changes.stream_closed(stream)
 
     def _make_room(self, now: float) -> bool:
         oldest = min(self._by_number.values(), key=lambda stream: stream.asked_at)

@@ -11,6 +11,14 @@ import pytest
 from tests.daemon_process import DaemonProcess
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what starts daemons: a GPU run repeats those tests over a CUDA bus."""
+    for item in items:
+        if "start_daemon" in getattr(item, "fixturenames", ()):
+            item.add_marker("daemon")
+
+
 @pytest.fixture
 def start_daemon(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
     """Starts real daemons with the settings given; stops them at the end."""

@@ -29,6 +29,7 @@ class DaemonProcess:
             "device": os.environ.get("TEST_DEVICE", "cpu"),  # "cuda": the same tests over a GPU
             "endpoints": dict.fromkeys(("actions", "queries", "watch"), "tcp://127.0.0.1:0"),
             "http": {"endpoint": "http://127.0.0.1:0"},
+            "state": {"directory": str(folder / "state")},
             **settings,
         }
         self.lines: list[dict[str, Any]] = []
@@ -94,7 +95,7 @@ class DaemonProcess:
         self.terminate(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Starts it again on the same ports."""
+        """Starts it again on the same ports and with the same state directory."""
         self.start()
 
 

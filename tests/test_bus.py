@@ -286,3 +286,22 @@ def test_users_slots(bench: Open) -> None:
     row.slots[0] = 9  # a copy
     assert b.bus.row(1).slots[0] == np.float32(0.1)
     assert b.bus.device.startswith(("cpu (NumPy", "cuda:0 ("))
+
+
+def test_a_restored_row_goes_on_bit_for_bit(bench: Open) -> None:
+    """With its pool half full, into another bus, whose row was used before."""
+    first, second = bench(runs=3, pool=200), bench(runs=3, pool=200)
+    first.drain((1, EVEN, [5] * 88, 100.0), (1, HALF * 2, None, None), (1, HALF, HOLD, 20.0))
+    first.bus.cotune(1, 1.5)
+    first.bus.write(1, 7, -0.0)
+    second.push(HOLD * 3, row=2)
+    second.bus.restore(2, first.bus.row(1))
+    assert same(second.bus.row(2), first.bus.row(1))
+    assert first.pool(1) == second.pool(2)
+    assert first.pool(1)[1] == {"ACTIONS": 64, "PROPOSED": 64, "GATED": 64, "ROWS": 64, "ROW_ENTROPY": 20 * 2**24}
+    assert second.counters(0) == second.counters(1) == {}
+    for batch in (HALF, EVEN, HOLD, EVEN, EVEN, EVEN):
+        first.push(batch, row=1)
+        second.push(batch, row=2)
+        assert same(second.bus.cotune(2, 1.0), first.bus.cotune(1, 1.0))
+    assert first.counters(1)["UPDATES"] >= 2

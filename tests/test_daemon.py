@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +25,15 @@ from tests.daemon_process import DaemonProcess, wait_until
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("COTUNED_")}
-    return subprocess.run(
-        [sys.executable, "-m", "cotuned.service", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**clean, **environment},
-    )
+    with tempfile.TemporaryDirectory() as folder:  # a daemon keeps its state where it is started
+        return subprocess.run(
+            [sys.executable, "-m", "cotuned.service", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**clean, **environment},
+            cwd=folder,
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -51,6 +54,7 @@ def test_sigterm_ends_process_1(tmp_path: Path) -> None:
         ["unshare", "--pid", "--fork", sys.executable, "-m", "cotuned.service", "serve", "--device=cpu", *ports],
         stderr=subprocess.PIPE,
         text=True,
+        cwd=tmp_path,
     )
     assert process.stderr is not None
     assert json.loads(process.stderr.readline())["event"] == "ready"
@@ -379,10 +383,10 @@ def test_a_file_that_is_no_record_is_left_alone(tmp_path: Path) -> None:
     assert file.read_text() == "not a record"
 
 
-def test_too_few_files_for_the_actors_is_said() -> None:
+def test_too_few_files_for_the_actors_is_said(tmp_path: Path) -> None:
     script = "ulimit -n 128; exec " + sys.executable + " -m cotuned.service serve --device cpu"
     ports = " ".join(f"--endpoints.{name}=tcp://127.0.0.1:0" for name in ("actions", "queries", "watch"))
-    process = subprocess.Popen(["bash", "-c", f"{script} {ports}"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(["bash", "-c", f"{script} {ports}"], stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     assert process.stderr is not None
     line = json.loads(process.stderr.readline())
     process.terminate()

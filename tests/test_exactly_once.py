@@ -98,8 +98,12 @@ def test_cut_connections_lose_nothing_and_count_nothing_twice(daemon: DaemonProc
     assert entropy.entropy == pytest.approx(ema, abs=1e-5)
 
 
-def test_a_killed_daemon_gets_what_it_had_not_confirmed(daemon: DaemonProcess) -> None:
-    """Nothing is kept on disk yet: the new daemon counts from the first batch that the old had not confirmed."""
+def test_without_state_a_killed_daemon_gets_what_it_had_not_confirmed(
+    start_daemon: Callable[..., DaemonProcess],
+) -> None:
+    """The new daemon counts from the first batch that the old had not confirmed."""
+    daemon = start_daemon(state={"directory": None})
+    assert daemon.events("ready")[0]["state"] == "off: durable means applied"
     batches = pusher.batches(2, 4000)
     with ActorClient(daemon.endpoint, timeout=30, window=256) as actor:
         for batch in batches[:2000]:

@@ -36,11 +36,13 @@ class AcknowledgeAnswer:
     applied: int
     """Last batch number that is in the counts (or was rejected)."""
     durable: int
-    """Last batch number that survives a crash. As long as the daemon keeps no state on disk this equals `applied`."""
+    """Last batch number that survives the daemon's death. Where the daemon keeps no state this equals `applied`."""
     gap: bool
     """A later batch came than the next one, so batches in between are missing: resend from `applied` + 1."""
     rejections: list[tuple[int, str, str]]
     """Rejected batches not yet handled: number, code, sentence."""
+    state_failing: bool
+    """Whether the daemon's disk fails at present, so that nothing becomes durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ class StatusAnswer:
     """Seconds since the daemon was ready."""
     endpoints: dict[str, str]
     """Where each socket listens: actions, queries, watch."""
+    state: str
+    """What survives the daemon: "kept", "failing" (the disk does not take it at present) or "off"."""
     runs: list[str]
     actors: int
     batches: int

@@ -18,6 +18,9 @@
     ├── CapturingStream          what cannot be part of a CUDA graph was launched on a stream that captures one
     ├── DeviceBusy               actions on a GPU were not ready within the timeout
     ├── EndpointInUse            a socket could not be bound
+    ├── StateInUse               another daemon or command has the state directory
+    ├── StateMismatch            the state on disk is of another layout than the settings say
+    ├── StateNotKept             the daemon ended and the disk did not take its last state
     └── RequestRefused           the daemon answered a request with an error
         ├── InvalidRequest       code "invalid_request"
         ├── ProtocolMismatch     code "protocol_mismatch"
@@ -27,6 +30,7 @@
         ├── SlotReadOnly         code "slot_read_only"
         ├── LimitReached         code "limit_reached"
         ├── DeviceNotShared      code "device_not_shared" (also a DeviceUnavailable)
+        ├── StateUnavailable     code "state_unavailable"
         └── Stopping             code "stopping"
 
 Every message says what was got, what was expected and what to do. Code branches on the class or on ``code``, never on
@@ -114,6 +118,18 @@ class EndpointInUse(CotunedError):
     """A socket could not be bound: the address is taken or not of this machine."""
 
 
+class StateInUse(CotunedError):
+    """Another daemon, or a ``cotuned state`` command, holds the state directory."""
+
+
+class StateMismatch(CotunedError):
+    """The state on disk is of another layout than the settings (or this version) say; it was not changed."""
+
+
+class StateNotKept(CotunedError):
+    """The daemon ended without a last commit. What had been told to clients was durable before."""
+
+
 class RequestRefused(CotunedError):
     """The daemon answered with an error. `code` is the class's, or the one that a newer daemon sent."""
 
@@ -171,6 +187,15 @@ class DeviceNotShared(RequestRefused, DeviceUnavailable):
     """The daemon's bus and this process have no GPU memory in common: a bus in host memory, another GPU or host."""
 
     code = "device_not_shared"
+
+
+class StateUnavailable(RequestRefused):
+    """The daemon cannot write its state to disk now, so it cannot promise that the change survives; ask again later.
+
+    Nothing was changed, or, where the disk failed in between, asking again for the same step gets its answer.
+    """
+
+    code = "state_unavailable"
 
 
 class Stopping(RequestRefused):
