@@ -46,7 +46,7 @@ class Plan:
 
 
 class Load:
-    """The actor processes of a plan, started at once."""
+    """The actor processes of a plan, started at once; in a with block, killed at its end if they still run."""
 
     def __init__(self, endpoint: str, plan: Plan) -> None:
         self._endpoint, self._plan = endpoint, plan
@@ -80,6 +80,12 @@ class Load:
         """SIGKILL."""
         self._processes[number].kill()
         self._processes[number].wait(10)
+
+    def __enter__(self) -> Load:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Kills whatever still runs."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cotuned.client import ActorClient, LearnerClient
+from cotuned.client import ActorClient, CotuneAnswer, LearnerClient, StateUnavailable
 from cotuned.wire.slots import FIRST_OWNED_SLOT, LAST_OWNED_SLOT, Slot
 
 K = 11
@@ -66,7 +66,7 @@ def run(endpoint: str, steps: int | Callable[[int], bool], actions_endpoint: str
                 actor.push(**BATCHES[book.sent % len(BATCHES)], step=step, phase=phase)
                 book.sent += 1
             actor.flush()
-            answer = learner.cotune(step, policy_entropy=1.0 + step % 13 / 10)
+            answer = _ask(learner, step)
             book.confirmed_at = time.monotonic()
             book.answers.append((answer.alpha, answer.tau, answer.entropy))
             book.steps += 1
@@ -77,6 +77,18 @@ def run(endpoint: str, steps: int | Callable[[int], bool], actions_endpoint: str
         omitted = ("batches_duplicate", "batches_early", "actors")
         book.counters = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in omitted}
     return book
+
+
+def _ask(learner: LearnerClient, step: int) -> CotuneAnswer:
+    """Asks until the daemon's disk takes the answer, as `StateUnavailable` says to."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return learner.cotune(step, policy_entropy=1.0 + step % 13 / 10)
+        except StateUnavailable:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def differences(faulty: Book, calm: Book) -> list[str]:
