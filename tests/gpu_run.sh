@@ -20,7 +20,7 @@ timeout 150 "$python" -m pytest tests/test_bus.py tests/test_bus_cotune.py tests
 tail -n 40 "$logs/tests.log"
 
 echo "== the daemon on the GPU"
-TEST_DEVICE=cuda timeout 200 "$python" -m pytest tests/test_exactly_once.py tests/test_learner.py \
+TEST_DEVICE=cuda timeout 300 "$python" -m pytest tests/test_exactly_once.py tests/test_learner.py tests/test_state.py tests/test_recovery.py \
   -k "not refused" -p no:cacheprovider > "$logs/daemon.log" 2>&1 || failed=1
 tail -n 12 "$logs/daemon.log"
 
