@@ -37,6 +37,7 @@ ENV PATH=/opt/cotuned/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     CUPY_CACHE_DIR=/var/cache/cotuned
 USER 10001:10001
+# The daemon keeps its state below the working directory unless configured otherwise (state.directory).
 WORKDIR /var/lib/cotuned
 # The cache too: CuPy fails where it cannot write, and `device: auto` would then leave the GPU of a read-only container
 # unused.

@@ -2,8 +2,10 @@
 
 python benchmarks/bench_state.py [SECONDS OF EACH PART]
 
-Two numbers of each: the median time of a `cotune` (with state on it waits for a commit), and the batches of 64 actions
-that one `ActorClient` gets counted in a second, `flush` included. Checked: every batch is counted.
+Three numbers of each: the median time of a `cotune` (with state on it waits for a commit), the batches of 64 actions
+that one `ActorClient` gets counted in a second, `flush` included, and those that the daemon takes from one sender whose
+frames were packed beforehand, until all of them are durable, while `STREAMS` streams are open. Checked: every batch is
+counted.
 """
 
 from __future__ import annotations
@@ -19,8 +21,13 @@ import numpy as np
 import yaml
 
 from cotuned.client import ActorClient, LearnerClient
+from cotuned.wire import AcknowledgeAnswer, Batch, HelloAnswer, encode_batch
+from cotuned.wire.connection import Connection
+from cotuned.wire.messages import Acknowledge, Hello
 
-ROUNDS = 5
+ROUNDS = 7
+STREAMS = 4096
+FRAMES = 200_000
 
 
 def start(folder: Path, directory: str) -> tuple[subprocess.Popen[str], str]:
@@ -66,6 +73,30 @@ def pushes(endpoint: str, seconds: float) -> float:
     return n / taken
 
 
+def open_streams(endpoint: str) -> None:
+    """Opens `STREAMS` streams, as many actors would that then do nothing."""
+    connection = Connection(endpoint, 10)
+    for number in range(STREAMS):
+        connection.ask(Hello(f"idle-{number}", number, 0), HelloAnswer)
+    connection.close()
+
+
+def ingest(endpoint: str) -> float:
+    """Batches a second from frames that were packed beforehand, from the first one sent until all are durable."""
+    actor = ActorClient(endpoint, timeout=60)
+    executed = (np.arange(64) % 11).astype(np.uint8).tobytes()
+    frames = [encode_batch(Batch(actor.stream, number, 0, 0, executed)) for number in range(1, FRAMES + 1)]
+    push = actor._delivery._push
+    began = time.perf_counter()
+    for frame in frames:
+        push.send(frame)
+    answer = actor._connection.ask(Acknowledge(actor.stream, FRAMES, 30_000), AcknowledgeAnswer, 60)
+    taken = time.perf_counter() - began
+    assert answer.applied == answer.durable == FRAMES
+    actor.abandon()
+    return FRAMES / taken
+
+
 def main() -> None:
     """Prints one line a measurement."""
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0
@@ -76,22 +107,35 @@ def main() -> None:
             "on": start(folder / "on", str(folder / "on" / "state")),
         }
         try:
+            alone: dict[str, list[float]] = {"off": [], "on": []}
             asked: dict[str, list[float]] = {"off": [], "on": []}
             pushed: dict[str, list[float]] = {"off": [], "on": []}
+            taken: dict[str, list[float]] = {"off": [], "on": []}
             for _ in range(ROUNDS):
                 for state, (_, endpoint) in daemons.items():
+                    alone[state] += cotunes(endpoint, seconds / ROUNDS)
+            for _, endpoint in daemons.values():
+                open_streams(endpoint)
+            for _ in range(ROUNDS):
+                for state, (_, endpoint) in daemons.items():
+                    taken[state].append(ingest(endpoint))
                     asked[state] += cotunes(endpoint, seconds / ROUNDS)
                     pushed[state].append(pushes(endpoint, seconds))
         finally:
             for process, _ in daemons.values():
                 process.terminate()
                 process.wait(10)
-    for state, times in asked.items():
-        p99 = statistics.quantiles(times, n=100)[98]
-        print(f"cotune, state {state:3}: p50 {statistics.median(times) * 1e6:6.0f} µs, p99 {p99 * 1e6:6.0f} µs")
-    for state, rates in pushed.items():
-        print(f"pushing, state {state:3}: {statistics.median(rates) / 1e3:6.1f} k batches/s (median of {ROUNDS})")
-    print(f"pushing, on / off: {statistics.median(pushed['on']) / statistics.median(pushed['off']):.3f}")
+    for what, all_times in (("no stream", alone), (f"{STREAMS} streams", asked)):
+        for state, times in all_times.items():
+            p50, p99 = statistics.median(times) * 1e6, statistics.quantiles(times, n=100)[98] * 1e6
+            print(f"cotune, {what} open, state {state:3}: p50 {p50:6.0f} µs, p99 {p99:6.0f} µs")
+    for what, rates in (("one ActorClient", pushed), ("packed frames", taken)):
+        off, on = (statistics.median(rates[state]) for state in ("off", "on"))
+        ratios = [one / other for one, other in zip(rates["on"], rates["off"], strict=True)]
+        print(
+            f"{what}: {off / 1e3:.1f} k batches/s off, {on / 1e3:.1f} k on; on / off {on / off:.3f}, "
+            f"median of pairs {statistics.median(ratios):.3f} (lowest {min(ratios):.3f}, highest {max(ratios):.3f})"
+        )
 
 
 if __name__ == "__main__":

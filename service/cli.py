@@ -1,4 +1,4 @@
-"""The command line: ``cotuned serve | status | read | config``.
+"""The command line: ``cotuned serve | status | read | state | config``.
 
 Exit codes: 0 all is well; 1 what was asked for could not be done (said on standard error); 2 the arguments are off.
 """
@@ -27,6 +27,7 @@ from ..wire.messages import Read, Status
 from ..wire.protocol import DEFAULT_RUN, ENDPOINT_VARIABLE
 from .daemon import serve
 from .logs import logger, set_up
+from .state_commands import add_state_commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,6 +77,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
     command.add_argument("slot", help="number or name, e.g. 583 or ALPHA")
     command.add_argument("--run", dest="run_name", default=DEFAULT_RUN, help="name of the run (%(default)s)")
     _add_endpoint(command)
+
+    state = _add_command(commands, "state", "look at what a daemon has kept, or start afresh; no daemon may run on it")
+    add_state_commands(state, _add_command)
 
     config = _add_command(commands, "config", "look at settings").add_subparsers(metavar="COMMAND", required=True)
     command = _add_command(config, "show", "print the settings that `serve` would take, as YAML", _config_show)

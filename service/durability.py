@@ -132,9 +132,8 @@ class Durability:
 
     def _record(self, run: Run, written: int) -> RunRecord:
         streams = np.empty((2, len(run.streams)), dtype=np.int64)
-        lasts = [stream.last for stream in run.streams.values()]
-        streams[0], streams[1] = list(run.streams), lasts
-        self._marks += zip(run.streams.values(), lasts, strict=True)
+        streams[0], streams[1] = list(run.streams), [stream.last for stream in run.streams.values()]
+        self._marks += [(stream, stream.last) for stream in run.streams.values() if stream.last != stream.durable]
         return RunRecord(
             name=run.name,
             row=run.row,

@@ -49,7 +49,8 @@ REMINDER_INTERVAL = 60.0
 DRAIN_ON_STOP = 2.0
 """Seconds that batches which have already arrived get when the daemon stops."""
 COMMIT_ON_STOP = 5.0
-"""Seconds that the last commit gets; with the above, less than the ten after which containers are killed."""
+"""Seconds that the last commit gets; with the above and the writer's two, less than the ten after which containers are
+killed."""
 
 
 class Engine:

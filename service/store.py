@@ -27,8 +27,10 @@ msgpack: Any = _untyped_msgpack
 
 _BUSY_SECONDS = 5.0
 """How long a commit waits for somebody who reads the file with another tool and holds it."""
-_WAL_BYTES = 16 * 2**20
-"""What a write-ahead log that has grown is cut back to."""
+_CHECKPOINT_PAGES = 4096
+"""Pages of 4 KiB in the log at which it is folded into the file: that flushes the disk, and commits wait for it."""
+_WAL_BYTES = 2 * 4096 * _CHECKPOINT_PAGES
+"""What a log that has grown further is cut back to."""
 
 _INSERT_RUN = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _INSERT_STREAM = "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?)"
@@ -112,6 +114,7 @@ class StateStore:
             schema.check_layout(self._connection, str(self.path), layout)
         execute("PRAGMA journal_mode = WAL")
         execute(f"PRAGMA synchronous = {synchronous}")
+        execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         self.layout: schema.Layout = dict(execute("SELECT key, value FROM layout"))
         self._n_history = int(execute("SELECT count(*) FROM history").fetchone()[0])

@@ -61,7 +61,7 @@ class Writer:
             raise self._crash
         return self._committed
 
-    def close(self, seconds: float = 5.0) -> bool:
+    def close(self, seconds: float = 2.0) -> bool:
         """Gives up what is not committed, closes the file and ends the thread; whether that was done in time."""
         self._stop.set()
         self._waiting.put(None)

@@ -66,6 +66,19 @@ def test_the_settings_in_the_compose_file_are_settings(monkeypatch: pytest.Monke
         assert settings.endpoints.queries.startswith("ipc:///run/cotuned/")
 
 
+def test_state_is_kept_on_a_volume() -> None:
+    from cotuned.config import Settings
+
+    for name in ("cotuned", "cotuned-cpu"):
+        mounts = [volume.split(":")[1] for volume in SERVICES[name]["volumes"]]
+        assert str(Path(SERVICES[name]["environment"]["COTUNED_STATE__DIRECTORY"]).parent) in mounts
+        assert SERVICES[name]["stop_grace_period"] == "10s"  # more than a drain and a last commit may take
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert not Path(Settings().state.directory or "/").is_absolute()  # so it is below the image's working directory
+    assert "WORKDIR /var/lib/cotuned\n" in dockerfile
+    assert 'VOLUME ["/var/lib/cotuned"' in dockerfile
+
+
 @pytest.mark.parametrize("script", ["actor.py", "learner.py"])
 def test_the_demos_scripts_know_the_flags_that_are_passed(script: str) -> None:
     shown = subprocess.run(

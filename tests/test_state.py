@@ -183,17 +183,21 @@ def test_a_queries_answer_does_not_wait_for_the_disk(start_daemon: Callable[...,
         socket.connect(daemon.endpoint)
         request = {"id": 9, "op": "cotune", "session": learner.session, "step": 1}
         socket.send(encode_control(request))
-        assert not socket.poll(500)
+        assert not socket.poll(500)  # held
         assert learner.entropy().observations == 0
         assert learner.stats().updates == 0
         assert learner.read("TAU") == told.tau
         rank = LearnerClient(daemon.endpoint, session=learner.session, timeout=0.3)
         with rank, pytest.raises(DaemonUnreachable):
             rank.cotune(1)  # repeated, and not on disk yet: held too
+        assert socket.poll(5000)  # not for ever
+        assert decode_control(socket.recv())["error"]["code"] == "state_unavailable"
         blocker.execute("ROLLBACK")
         blocker.close()
+        socket.send(encode_control(request))
         assert socket.poll(5000)
         assert decode_control(socket.recv())["answer"]["step"] == 1
+        assert learner.stats().updates == 0
         socket.close(0)
 
 

@@ -40,6 +40,7 @@ def start_daemon(children: Children) -> str:
     """
     actions, queries, watch = free_endpoints(3)
     arguments = ["-m", "cotuned.service", "serve", "--config", HERE / "cotuned.yaml"]
+    arguments += ["--state.directory", ""]  # each demo is a training of its own and begins at the initial α and τ
     arguments += ["--endpoints.actions", actions, "--endpoints.queries", queries, "--endpoints.watch", watch]
     children.start("daemon", arguments)
     deadline = time.monotonic() + _READY_SECONDS

@@ -49,6 +49,8 @@ inside sh -c 'kill -TERM $(cat /run/cotuned/pid)'
 wait "$daemon"
 echo "SIGTERM: $(grep 'exit code' "$log") after $(( ($(date +%s%N) - began) / 1000000 )) ms"
 grep -q 'exit code 0' "$log"
+inside cotuned state show
+inside cotuned state show --json | grep -q '"run": "default"'
 if inside cotuned status --timeout 1 > /dev/null 2>&1; then echo "a stopped daemon is healthy"; exit 1; fi
 echo "health check of a stopped daemon: exit code not 0"
 
