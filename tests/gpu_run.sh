@@ -30,7 +30,7 @@ mkdir -p "${1:-out/test-gpu}"
 logs=$(cd "${1:-out/test-gpu}" && pwd)
 rm -f "$logs"/*.log
 python=${PYTHON:-python3}
-jobs=${JOBS:-$(nproc)}
+jobs=${JOBS:-$(env -u OMP_NUM_THREADS nproc)}  # nproc obeys OMP_NUM_THREADS, which the Makefile sets
 export PYTHONUNBUFFERED=1 CUPY_CACHE_DIR=${CUPY_CACHE_DIR:-$logs/cupy}
 trap 'kill $(jobs -p) 2> /dev/null' EXIT
 failed=0
