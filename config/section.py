@@ -14,7 +14,9 @@ def refuse_bool(model: type[BaseModel], value: Any, info: ValidationInfo) -> Any
     """Pydantic takes true for 1; a setting that holds a number does not."""
     annotation = model.model_fields[str(info.field_name)].annotation
     if isinstance(value, bool) and annotation is not bool:
-        raise ValueError(f"got {str(value).lower()}, expected {'a number' if annotation is not str else 'text'}")
+        raise ValueError(
+            f"got {str(value).lower()}, expected {'text' if annotation in (str, str | None) else 'a number'}"
+        )
     return value
 
 
