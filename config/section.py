@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from types import NoneType
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -14,7 +15,8 @@ def refuse_bool(model: type[BaseModel], value: Any, info: ValidationInfo) -> Any
     """Pydantic takes true for 1; a setting that holds a number does not."""
     annotation = model.model_fields[str(info.field_name)].annotation
     if isinstance(value, bool) and annotation is not bool:
-        raise ValueError(f"got {str(value).lower()}, expected {'a number' if annotation is not str else 'text'}")
+        takes_text = annotation is str or get_args(annotation) == (str, NoneType)
+        raise ValueError(f"got {str(value).lower()}, expected {'text' if takes_text else 'a number'}")
     return value
 
 

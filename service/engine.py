@@ -193,7 +193,7 @@ class Engine:
         for held in self._held_answers.take_durable(self._durability.committed):
             self._send(held.asker, held.request_id, answer=held.content)
         for held in self._held_answers.take_overdue(stopping):
-            why = f"the change did not get to the daemon's disk within {HELD_SECONDS:g} s; ask again for the same step"
+            why = f"the change was not on the daemon's disk within {HELD_SECONDS:g} s; ask again, a step counts once"
             self._send(held.asker, held.request_id, error={"code": StateUnavailable.code, "message": why})
         if self._held_answers:
             self._durability.hurry()

@@ -44,6 +44,15 @@ def test_each_source_overrides_the_one_before(tmp_path: Path, monkeypatch: pytes
     assert settings.n_actions == 5
 
 
+@pytest.mark.parametrize("off", [{"directory": None}, {"directory": ""}])
+def test_state_may_be_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: dict[str, Any]) -> None:
+    assert load().state.directory == "cotuned-state"
+    assert load(written(tmp_path, {"state": off})).state.directory is None
+    assert load(flags=flags("--state.directory", "")).state.directory is None
+    monkeypatch.setenv("COTUNED_STATE__DIRECTORY", "")
+    assert load().state.directory is None
+
+
 def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTUNED_CONFIG", str(written(tmp_path, {"n_actions": 7})))
     assert load().n_actions == 7
@@ -99,6 +108,9 @@ def test_the_default_target_is_a_share_of_ln_k() -> None:
         ({"runs": {f"r{i}": {} for i in range(17)}}, "bus.max_runs allows 16"),
         ({"tuner": {"lr_alpha": True}}, "tuner.lr_alpha: got true, expected a number"),
         ({"n_actions": True}, "n_actions: got true, expected a number"),
+        ({"state": {"directory": True}}, "state.directory: got true, expected text"),
+        ({"state": {"interval": 0}}, "state.interval: got 0 (file {file}); allowed: above 0"),
+        ({"state": {"synchronous": "off"}}, "state.synchronous: got 'off' (file {file}); allowed: 'normal' or 'full'"),
         ({"record": 5}, "record: got 5 (file {file}); allowed: text"),
         ("[" * 5000, "is not YAML"),
         ({"limits": 3}, "limits: got 3 (file {file}); allowed: keys and values"),
