@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
 from ..wire.slots import Slot, slot_defines
-from .cuda_modules import cuda_errors, import_cupy
+from .cuda_modules import Arguments, cuda_errors, import_cupy
 from .device_arrays import DeviceArray
 
 COMPILE_OPTIONS = ("--std=c++17",)
@@ -106,30 +107,87 @@ def launch_q_pi_distill_grad(
         TypeError, ValueError: an array does not fit; the message says which and why.
         DeviceUnavailable: CuPy is missing, or the kernel cannot be compiled or launched.
     """
-    z = DeviceArray.of(logits, "logits")
+    z, others = DeviceArray.of(logits, "logits"), (DeviceArray.of(q, "q"), DeviceArray.of(gradient, "gradient"))
+    row = DeviceArray.of(slots, "slots")
+    legal = None if mask is None else DeviceArray.of(mask, "mask")
+    losses = None if loss is None else DeviceArray.of(loss, "loss")
+    arrays = (z, *others, row, legal, losses)
+    # What is launched follows from all but the addresses, and from how these are aligned: checked once for each such.
+    plan = _plan(
+        tuple([array and array[1:] for array in arrays]), tuple([array and array.address & 15 for array in arrays])
+    )
+    if plan is None:
+        return
+    arguments = plan.free.pop() if plan.free else Arguments(*[0] * 11)  # one for each thread that is in here
+    strides, (target_q, target) = plan.strides, others
+    arguments.values[:] = (
+        row.address,
+        z.address,
+        strides[0],
+        target_q.address,
+        strides[1],
+        0 if legal is None else legal.address,
+        strides[3],
+        target.address,
+        strides[2],
+        0 if losses is None else losses.address,
+        z.shape[0],
+    )
+    cupy = import_cupy()
+    pointer = cupy.cuda.get_current_stream().ptr if stream is None else stream
+    launch = cupy.cuda.driver.launchKernel
+    try:
+        with contextlib.nullcontext() if cupy.cuda.runtime.getDevice() == z.device else cupy.cuda.Device(z.device):
+            launch(plan.function, plan.grid, 1, 1, plan.threads, 1, 1, 0, pointer, arguments.address, 0)
+    except RuntimeError:
+        with cuda_errors(cupy, "q_pi_distill_grad", ADVICE):
+            raise
+    plan.free.append(arguments)
+
+
+class _Plan(NamedTuple):
+    """What a launch of one kind is."""
+
+    kernel: Any
+    """Keeps the module loaded."""
+    function: int
+    grid: int
+    threads: int
+    strides: tuple[int, int, int, int]
+    """Of the rows of logits, Q, gradient and mask; elements."""
+    free: list[Arguments]
+
+
+@lru_cache(maxsize=1024)
+def _plan(rests: tuple[Any, ...], alignments: tuple[Any, ...]) -> _Plan | None:
+    """Checks arrays that are described by all but their addresses (of which the last bits are given); None: no rows."""
+    described: list[Any] = [
+        None if rest is None else DeviceArray(bits, *rest) for bits, rest in zip(alignments, rests, strict=True)
+    ]
+    z, q, gradient, row, mask, loss = described
     if len(z.shape) != 2 or not 1 <= z.shape[1] <= MAX_ACTIONS:
         raise ValueError(f"logits: got shape {z.shape}, expected [n, K] with K from 1 to {MAX_ACTIONS}")
     n, k = z.shape
-    arrays = {"logits": z, "q": DeviceArray.of(q, "q"), "gradient": DeviceArray.of(gradient, "gradient")}
-    for name, array in arrays.items():
+    for name, array in (("logits", z), ("q", q), ("gradient", gradient)):
         _check_rows(name, array, z, tuple(BYTES) if name != "gradient" else (z.dtype, "float32"))
     if mask is not None:
-        arrays["mask"] = DeviceArray.of(mask, "mask")
-        _check_rows("mask", arrays["mask"], z, ("bool", "uint8"))
-    row = _check_vector("slots", slots, z, Slot.TAU + 1)
-    loss_at = 0 if loss is None else _check_vector("loss", loss, z, n)
+        _check_rows("mask", mask, z, ("bool", "uint8"))
+    _check_vector("slots", row, z, Slot.TAU + 1)
+    if loss is not None:
+        _check_vector("loss", loss, z, n)
     if n == 0:
-        return
-    vector, dense = _widest(k, *arrays.values()), all(array.strides[0] == k for array in arrays.values())
-    variant = Variant(k, z.dtype, arrays["q"].dtype, arrays["gradient"].dtype, vector, mask is not None)
+        return None
+    matrices = [array for array in (z, q, gradient, mask) if array is not None]
+    dense = all(array.strides[0] == k for array in matrices)
+    variant = Variant(k, z.dtype, q.dtype, gradient.dtype, _widest(k, *matrices), mask is not None)
     variant = variant._replace(dense=dense and variant.staged)
-    arguments = [row]
-    for name in ("logits", "q", "mask", "gradient"):
-        arguments += (arrays[name].address, arrays[name].strides[0]) if name in arrays else (0, 0)
     grid, threads = _shape(variant, n)
     cupy = import_cupy()
-    with cuda_errors(cupy, "q_pi_distill_grad", ADVICE), cupy.cuda.Device(z.device), _stream(stream, z.device):
-        _kernel(z.device, variant)((grid,), (threads,), (*arguments, loss_at, n))
+    with cuda_errors(cupy, "q_pi_distill_grad", ADVICE), cupy.cuda.Device(z.device):
+        kernel = _kernel(z.device, variant)
+        function = int(kernel.kernel.ptr)
+    strides = (z.strides[0], q.strides[0], gradient.strides[0], 0 if mask is None else mask.strides[0])
+    return _Plan(kernel, function, grid, threads, strides, [])
 
 
 @cache
@@ -137,26 +195,6 @@ def _kernel(device: int, variant: Variant) -> Any:
     """The compiled kernel, loaded on `device`, the current one. CuPy keeps the machine code on disk."""
     module = import_cupy().RawModule(code=variant.source(), options=COMPILE_OPTIONS)
     return module.get_function("q_pi_distill_grad")
-
-
-class _Stream:
-    """A stream as CUDA's Python libraries hand it to each other."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._address
-
-
-def _stream(address: int | None, device: int) -> Any:
-    return import_cupy().cuda.get_current_stream() if address is None else _foreign_stream(address, device)
-
-
-@lru_cache(maxsize=64)
-def _foreign_stream(address: int, device: int) -> Any:
-    """CuPy's name for a stream on `device`, the current one, that another library owns."""
-    return import_cupy().cuda.Stream.from_external(_Stream(address))
 
 
 def _check_rows(name: str, array: DeviceArray, logits: DeviceArray, dtypes: tuple[str, ...]) -> None:
@@ -174,15 +212,13 @@ def _check_rows(name: str, array: DeviceArray, logits: DeviceArray, dtypes: tupl
     _check_device(name, array, logits)
 
 
-def _check_vector(name: str, array: Any, logits: DeviceArray, size: int) -> int:
-    """The address of a float32 vector of at least `size` elements that lie side by side."""
-    vector = DeviceArray.of(array, name)
+def _check_vector(name: str, vector: DeviceArray, logits: DeviceArray, size: int) -> None:
+    """A float32 vector of at least `size` elements that lie side by side."""
     if vector.dtype != "float32" or len(vector.shape) != 1 or vector.shape[0] < size:
         raise ValueError(f"{name}: got {vector.dtype} {vector.shape}, expected float32 with at least {size} elements")
     if vector.strides[0] != 1 and size > 1:
         raise ValueError(f"{name}: got elements that lie {vector.strides[0]} apart, expected them side by side")
     _check_device(name, vector, logits)
-    return vector.address
 
 
 def _check_device(name: str, array: DeviceArray, logits: DeviceArray) -> None:

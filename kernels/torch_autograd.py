@@ -78,8 +78,6 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _view(tensor: torch.Tensor) -> DeviceArray:
-    """What DLPack would say, without its price; tensors that require a gradient need not be detached."""
     if not tensor.is_cuda:
         raise TypeError(f"got a tensor on {tensor.device}, expected one on a GPU; move it there first")
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return DeviceArray(tensor.data_ptr(), dtype, tensor.device.index, tuple(tensor.shape), tensor.stride())
+    return DeviceArray.of_tensor(tensor)
