@@ -11,6 +11,7 @@ from types import FrameType
 from ..config.settings import Settings
 from ..kernels import open_bus
 from .engine import Engine
+from .gatekeeper import Gatekeeper
 from .http import HttpServer
 from .logs import log
 from .recorder import Recorder
@@ -39,7 +40,8 @@ class Daemon:
             recorder = Recorder(settings.record) if settings.record is not None else None
             if recorder is not None:
                 self._stack.callback(recorder.close)
-            sockets = Sockets(settings)
+            guard = Gatekeeper(settings.security) if settings.security.server_key is not None else None
+            sockets = Sockets(settings, guard)
             self._stack.callback(sockets.close)
             self._engine = Engine(settings, bus, sockets, recorder)
             if settings.http.endpoint is not None:

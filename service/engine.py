@@ -19,7 +19,7 @@ from ..config.settings import Settings, is_loopback
 from ..kernels import IsvBus, Rejection
 from ..wire.codec import Batch, DeviceBatch, action_dtype, decode_batch, decode_control, encode_control
 from ..wire.errors import FrameError, RequestRefused, Stopping
-from ..wire.messages import Acknowledge, Cotune, Request, Write
+from ..wire.messages import Acknowledge, Cotune, Hello, Request, Write
 from .held import Held
 from .logs import log
 from .publisher import Publisher
@@ -58,6 +58,7 @@ class Engine:
         self._settings = settings
         self._bus = bus
         self._sockets = sockets
+        self._guard = sockets.guard
         self._recorder = recorder
         self.tally = Tally()
         self._index_bytes = action_dtype(settings.n_actions).itemsize
@@ -68,7 +69,8 @@ class Engine:
         self._queries = Queries(settings, bus, self._runs, self._streams, sockets.endpoints, self.tally)
         self._held = Held()
         self._summary = Summary(self.tally)
-        self._exposed = [endpoint for endpoint in sockets.endpoints.values() if not is_loopback(endpoint)]
+        listening = sockets.endpoints.values() if self._guard is None else ()
+        self._exposed = [endpoint for endpoint in listening if not is_loopback(endpoint)]
         self._generation = secrets.randbits(63)
         self._started = time.monotonic()
         self.reports = Reports(self._report)
@@ -87,6 +89,7 @@ class Engine:
             next_publish = self._publisher.publish_due()
             if not more:
                 self._sockets.wait(min(LONGEST_WAIT, next_publish, self._held.next_deadline()))
+            self._sockets.look()
             self.serve_queries()
             more = self.drain()
             self._answer_held(self._can_answer)
@@ -119,7 +122,12 @@ class Engine:
     def _serve(self, asker: bytes, request_id: int, request: Request) -> None:
         if self._stop and isinstance(request, Cotune):
             raise Stopping("the daemon is shutting down; ask again when it is back")
+        sender = self._sockets.sender
+        if self._guard is not None:
+            self._guard.admit(sender, request, self._streams)
         answer = self._queries.answer(request)
+        if isinstance(request, Hello):
+            self._streams.give(request.stream, sender)
         if isinstance(request, Cotune | Write):
             self._publisher.changed(self._runs.find(request.run))
         if isinstance(request, Acknowledge) and request.wait_ms and not self._can_answer(request):
@@ -165,7 +173,7 @@ class Engine:
 
     def _take(self, batch: Batch | DeviceBatch) -> None:
         stream = self._streams.get(batch.stream)
-        if stream is None:
+        if stream is None or stream.owner != self._sockets.sender:  # both None without CURVE
             self.tally.unknown += 1
             return
         # Memory that was shared with an earlier daemon is not mapped by this one until its actor shares it again.
@@ -252,7 +260,9 @@ class Engine:
             for run in self._runs
         ]
         uptime = time.monotonic() - self._started
-        return Report(uptime, self._bus.device, self._settings.n_actions, len(self._streams), replace(self.tally), runs)
+        troubles = () if self._guard is None else self._guard.troubles
+        n_actions, actors = self._settings.n_actions, len(self._streams)
+        return Report(uptime, self._bus.device, n_actions, actors, replace(self.tally), runs, troubles)
 
     # -- the clock and the end ----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from typing import IO, cast
@@ -14,6 +15,8 @@ from ..config.settings import Settings
 from ..wire.codec import MAX_CONTROL_BYTES
 from ..wire.connection import HEARTBEAT_MS
 from ..wire.errors import EndpointInUse
+from .gatekeeper import Gatekeeper
+from .logs import log
 
 _HANDSHAKE_MS = 5_000
 Socket = zmq.Socket[bytes]
@@ -24,20 +27,27 @@ class Sockets:
 
     Args:
         settings: endpoints and limits.
+        guard: makes them CURVE servers and says who sends; None: in the clear.
 
     Raises:
         EndpointInUse: an endpoint cannot be bound; those bound before are given back.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, guard: Gatekeeper | None = None) -> None:
+        self.guard = guard
+        self.sender: str | None = None
+        """Public key behind the frame that `batches` or `requests` yielded last; None without CURVE."""
+        self._rebind_watch = False
         limits, endpoints = settings.limits, settings.endpoints
         self._context: zmq.Context[Socket] = zmq.Context()
         self._locks: list[IO[str]] = []
         try:
-            self.actions = self._socket(zmq.PULL, limits.max_frame_bytes, limits.backlog_batches)
-            self.queries = self._socket(zmq.ROUTER, MAX_CONTROL_BYTES, 1000)
+            if guard is not None:
+                guard.start(self._context)
+            self.actions = self._socket("actions", zmq.PULL, limits.max_frame_bytes, limits.backlog_batches)
+            self.queries = self._socket("queries", zmq.ROUTER, MAX_CONTROL_BYTES, 1000)
             self.queries.router_mandatory = True  # so that an answer to nobody is seen, not dropped in silence
-            self.watch = self._socket(zmq.PUB, MAX_CONTROL_BYTES, 1000)
+            self.watch = self._socket("watch", zmq.PUB, MAX_CONTROL_BYTES, 1000)
             self.endpoints = {
                 "actions": self._bind(self.actions, endpoints.actions),
                 "queries": self._bind(self.queries, endpoints.queries),
@@ -50,7 +60,7 @@ class Sockets:
         self._poller.register(self.actions, zmq.POLLIN)
         self._poller.register(self.queries, zmq.POLLIN)
 
-    def _socket(self, kind: int, max_bytes: int, high_water_mark: int) -> Socket:
+    def _socket(self, name: str, kind: int, max_bytes: int, high_water_mark: int) -> Socket:
         socket = self._context.socket(kind)
         socket.maxmsgsize = max_bytes
         socket.hwm = high_water_mark
@@ -59,23 +69,30 @@ class Sockets:
         socket.heartbeat_ivl = HEARTBEAT_MS
         socket.heartbeat_timeout = 2 * HEARTBEAT_MS
         socket.heartbeat_ttl = 3 * HEARTBEAT_MS
+        if self.guard is not None:
+            self.guard.protect(socket, name)
         return socket
 
     def _bind(self, socket: Socket, endpoint: str) -> str:
         if endpoint.startswith("ipc://"):
             self._lock(endpoint.removeprefix("ipc://"))
         socket.ipv6 = "[" in endpoint
-        umask = os.umask(0o077)  # an ipc socket is for this user only, whatever the umask was
         try:
-            socket.bind(endpoint)
+            self._bind_private(socket, endpoint)
         except zmq.ZMQError as error:
             raise EndpointInUse(
                 f"cannot bind {endpoint}: {error.strerror}; if something listens there, stop it, or use port 0 for any "
                 "free one; if the address is not this machine's, choose one that is"
             ) from error
+        return cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
+
+    @staticmethod
+    def _bind_private(socket: Socket, endpoint: str) -> None:
+        umask = os.umask(0o077)  # an ipc socket is for this user only, whatever the umask was
+        try:
+            socket.bind(endpoint)
         finally:
             os.umask(umask)
-        return cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
     def _lock(self, path: str) -> None:
         """ZeroMQ lets a second daemon steal an ipc path without a word; a lock file does not."""
@@ -89,13 +106,31 @@ class Sockets:
             ) from error
         self._locks.append(lock)
 
+    def look(self) -> None:
+        """Once a turn: has the guard look at the keys, and hangs up on all watchers if the key of one was taken away.
+
+        The others connect again by themselves, and are asked for their keys. PUB has no way to hang up on one.
+        """
+        if self.guard is None:
+            return
+        if self.guard.look():
+            with contextlib.suppress(zmq.ZMQError):
+                self.watch.unbind(self.endpoints["watch"])
+            self._rebind_watch = True
+        if self._rebind_watch:
+            try:
+                self._bind_private(self.watch, self.endpoints["watch"])
+                self._rebind_watch = False
+            except zmq.ZMQError as error:  # until libzmq has closed the old one; the next turn tries again
+                log(logging.DEBUG, "watch not bound yet", error=error.strerror)
+
     def wait(self, seconds: float) -> None:
         """Returns when something can be received, or after `seconds`."""
         self._poller.poll(max(0, int(seconds * 1000)))
 
     def batches(self, most: int, most_bytes: int) -> Iterator[bytes]:
         """Frames of batches that have arrived; ends when there are no more, or at a limit. Does not wait."""
-        receive, size = self.actions.recv, 0
+        receive, size = self.actions.recv if self.guard is None else self._receive_from, 0
         with contextlib.suppress(zmq.Again):
             for _ in range(most):
                 frame = receive(zmq.DONTWAIT)
@@ -104,12 +139,24 @@ class Sockets:
                 if size >= most_bytes:
                     return
 
+    def _receive_from(self, flags: int) -> bytes:
+        guard = self.guard
+        assert guard is not None
+        frame = self.actions.recv(flags, copy=False)  # only a Frame tells who sent it, and makes it slower
+        self.sender = guard.sender_of_batch(frame)
+        return frame.bytes
+
     def requests(self, most: int) -> Iterator[tuple[bytes, bytes]]:
         """(asker, frame) of control messages that have arrived; ends like `batches`. Does not wait."""
         with contextlib.suppress(zmq.Again):
             for _ in range(most):
-                asker, *frames = self.queries.recv_multipart(zmq.DONTWAIT)
-                yield asker, frames[-1] if frames else b""
+                if self.guard is None:
+                    asker, *frames = self.queries.recv_multipart(zmq.DONTWAIT)
+                    yield asker, frames[-1] if frames else b""
+                else:
+                    first, *rest = self.queries.recv_multipart(zmq.DONTWAIT, copy=False)
+                    self.sender = self.guard.sender(rest[-1] if rest else first)
+                    yield first.bytes, rest[-1].bytes if rest else b""
 
     def answer(self, asker: bytes, frame: bytes) -> bool:
         """Sends an answer; False if the asker is gone or does not read."""
@@ -131,6 +178,8 @@ class Sockets:
             socket: Socket | None = getattr(self, name, None)
             if socket is not None:
                 socket.close(linger_ms)
+        if self.guard is not None:
+            self.guard.close()
         self._context.term()
         for lock in self._locks:
             lock.close()

@@ -41,6 +41,8 @@ class Stream:
     rejections: deque[tuple[int, str, str]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_REJECTIONS))
     memory: SharedMemory | None = None
     """GPU memory that the actor shares."""
+    owner: str | None = None
+    """Public key that opened it; None without CURVE."""
 
     def share(self, memory: SharedMemory | None) -> None:
         """From now on batches may be taken out of this memory, and not out of what was shared before."""
@@ -118,6 +120,10 @@ class Streams:
         stream = self._by_number[hello.stream] = Stream(hello.stream, hello.actor, run, hello.base, now)
         run.actors += 1
         return stream, False
+
+    def give(self, number: int, owner: str | None) -> None:
+        """The open stream belongs to this key."""
+        self._by_number[number].owner = owner
 
     def acknowledge(self, request: Acknowledge) -> AcknowledgeAnswer:
         """Forgets the rejections that the actor has seen, and answers how far its stream has come."""
