@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from typing import IO, cast
 
@@ -97,7 +98,10 @@ class Sockets:
     def _lock(self, path: str) -> None:
         """ZeroMQ lets a second daemon steal an ipc path without a word; a lock file does not."""
         try:
-            lock = open(path + ".lock", "w")  # noqa: SIM115 - held for the daemon's life
+            # For this user only, whatever the umask: others could hold it. Not through a link: they could have laid it.
+            number = os.open(path + ".lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            lock = os.fdopen(number, "w")  # held for the daemon's life
+            os.fchmod(number, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise EndpointInUse(
@@ -105,6 +109,10 @@ class Sockets:
                 "and does the folder exist?"
             ) from error
         self._locks.append(lock)
+        mode = os.stat(os.path.dirname(path)).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # as Kubernetes makes an emptyDir: said, not refused
+            why = "anybody who can enter this folder can replace the socket; make it 0700"
+            log(logging.WARNING, "ipc folder open", folder=os.path.dirname(path), why=why)
 
     def look(self) -> None:
         """Once a turn: has the guard look at the keys, and hangs up on all watchers if the key of one was taken away.

@@ -39,7 +39,7 @@ def test_keygen_makes_files_with_narrow_modes(tmp_path: Path, umask: int) -> Non
     assert zmq.curve_public(secret) == public
     assert load_certificates(keys / "clients" / "actor") == {public: True}
     assert secret not in (keys / "clients" / "actor" / "a-1.key").read_bytes()
-    assert not [path for path in keys.rglob(".*")]  # no draft is left
+    assert not list(keys.rglob(".*"))  # no draft is left
 
 
 def test_keygen_overwrites_nothing(tmp_path: Path) -> None:
