@@ -21,6 +21,8 @@ from .streams import Streams
 
 NOBODY = ""
 """Sender of what came with a key that may not send it; owns no stream."""
+_END_MS = 1_000
+"""How long the authenticator may take to hear that it shall end; milliseconds."""
 _REFUSAL_LOG_INTERVAL = 1.0
 """Seconds between two log lines about refused peers: whoever knocks must not fill the disk."""
 
@@ -56,6 +58,7 @@ class Gatekeeper:
         for domain in MAY_CONNECT:
             authenticator.configure_curve_callback(domain, credentials)
         authenticator.start()
+        cast(Socket, authenticator.pipe).sndtimeo = _END_MS  # pyright: ignore[reportUnknownMemberType]
         self._authenticator = authenticator
 
     def protect(self, socket: Socket, name: str) -> None:
@@ -121,9 +124,9 @@ class Gatekeeper:
     def close(self) -> None:
         """Ends ZAP; the context's sockets are closed before."""
         if self._authenticator is not None:
-            if self._authenticator.is_alive():
+            try:
                 self._authenticator.stop()
-            else:
+            except zmq.Again:  # its thread has died, and nobody heard it
                 _bury(self._authenticator)
             self._authenticator = None
 

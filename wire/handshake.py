@@ -28,10 +28,10 @@ _WATCHED = (
 
 
 class Handshake(Enum):
-    """How a daemon takes a connection; the value says what is wrong with it, if that is known."""
+    """How a daemon takes a connection; the value says so in words."""
 
-    DONE = ""
-    NOTHING = " "
+    DONE = "the daemon lets us in"
+    NOTHING = "nobody shook hands"
     KEY_REFUSED = "the daemon does not know this client's key, or refuses it for this socket"
     NO_KEYS = "the daemon wants keys (CURVE) and this client has none"
     NO_CURVE = "this client has keys and the daemon does not use CURVE (security.server_key is not set)"

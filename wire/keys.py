@@ -111,7 +111,8 @@ def read_secret(file: _File) -> tuple[bytes, bytes]:
 def _read(file: _File) -> dict[str, bytes]:
     path = Path(file)
     try:
-        with path.open("rb") as stream:
+        # Not to be held up by a pipe of that name, which would hold up the daemon's loop too.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             content = stream.read(_LARGEST_FILE)
     except OSError as error:
         raise ConfigError(f"cannot read the key file {path}: {error.strerror}; `cotuned keygen` makes one") from error
