@@ -4,6 +4,7 @@ from ..wire.answers import CotuneAnswer, EntropyAnswer, StatsAnswer, StatusAnswe
 from ..wire.errors import (
     ActionCountMismatch,
     AttachmentLost,
+    AuthenticationFailed,
     BatchRejected,
     CapturingStream,
     ClientClosed,
@@ -14,6 +15,7 @@ from ..wire.errors import (
     DeviceNotShared,
     DeviceUnavailable,
     FlushTimeout,
+    Forbidden,
     FrameError,
     InvalidActions,
     InvalidRequest,
@@ -28,6 +30,7 @@ from ..wire.errors import (
     UnknownSlot,
     WindowFull,
 )
+from ..wire.keys import Keys
 from ..wire.slots import Slot
 from .actor import ActorClient
 from .device_row import DeviceRow
@@ -38,6 +41,7 @@ __all__ = [
     "ActionCountMismatch",
     "ActorClient",
     "AttachmentLost",
+    "AuthenticationFailed",
     "BatchRejected",
     "CapturingStream",
     "ChainOutcome",
@@ -53,12 +57,14 @@ __all__ = [
     "DeviceUnavailable",
     "EntropyAnswer",
     "FlushTimeout",
+    "Forbidden",
     "FrameError",
     "Gate",
     "GateChain",
     "GateOutcome",
     "InvalidActions",
     "InvalidRequest",
+    "Keys",
     "LearnerClient",
     "LimitReached",
     "MaskGate",

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ..wire.codec import PHASES, Batch, DeviceBatch, action_dtype, encode_batch
 from ..wire.connection import Connection, check_timeout, default_endpoint
 from ..wire.errors import BatchRejected, CotunedError, InvalidActions, WindowFull
+from ..wire.keys import Keys, keys_from_environment
 from ..wire.messages import Hello
 from ..wire.protocol import DEFAULT_RUN, MAX_SEQUENCE
 from .arrays import as_actions, as_rows, index, row_entropies
@@ -57,9 +58,11 @@ class ActorClient:
         device_window_bytes: GPU memory for batches of `push_device` that are not durable; taken at its first call.
         on_rejected: called with each `BatchRejected`, from inside `push` or `flush`. None: they are raised there.
         actions_endpoint: where to push, if not where the daemon says (for instance behind port mapping).
+        keys: for a daemon with CURVE. None: from ``$COTUNED_CLIENT_KEY`` and ``$COTUNED_SERVER_KEY``, else none.
 
     Raises:
         DaemonUnreachable: nothing answered within the timeout.
+        AuthenticationFailed: the daemon does not take these keys; any later call may raise it too.
         RequestRefused: the daemon refused the stream; the subclass says why.
     """
 
@@ -76,6 +79,7 @@ class ActorClient:
         device_window_bytes: int = 64 * 2**20,
         on_rejected: Callable[[BatchRejected], None] | None = None,
         actions_endpoint: str | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self.run = run
         self.actor = actor if actor is not None else f"{hostnames.gethostname()[:48]}-{os.getpid()}"
@@ -94,7 +98,7 @@ class ActorClient:
             )
         self._device_window: DeviceWindow | None = None
         hello = Hello(self.actor, self.stream, 0, run, wanted)
-        self._connection = Connection(endpoint or default_endpoint(), timeout)
+        self._connection = Connection(endpoint or default_endpoint(), timeout, keys or keys_from_environment())
         try:
             self._delivery = Delivery(self._connection, hello, window, window_bytes, actions_endpoint)
         except BaseException:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from ..wire.answers import AcknowledgeAnswer, HelloAnswer, ShareAnswer, answer_from_map
-from ..wire.connection import Connection
+from ..wire.connection import LOOK_SECONDS, Connection
 from ..wire.errors import BatchRejected, CotunedError, DaemonUnreachable, FlushTimeout, StreamLost, WindowFull
 from ..wire.messages import Acknowledge, Goodbye, Hello, Share
 
@@ -21,6 +21,8 @@ _ANSWER_SECONDS = 1.0
 """An acknowledgement that has not come by then is asked for again: the daemon may have been restarted."""
 _RESEND_SECONDS = 1.0
 """Everything was sent and nothing moved for this long: the transport lost it."""
+_REFUSED_SECONDS = 5.0
+"""Nothing can be sent and nothing moved for this long, though the daemon answers."""
 _UNSENT_SECONDS = 0.01
 """How long to wait for an answer before trying again to send what the transport did not take."""
 _CONNECT_MS = 1_000
@@ -42,7 +44,7 @@ class Delivery:
         actions_endpoint: where to push, if not where the daemon says.
 
     Raises:
-        DaemonUnreachable, RequestRefused: the daemon did not answer, or refused the stream.
+        DaemonUnreachable, RequestRefused: the daemon did not answer, or refused the stream (or our keys).
     """
 
     def __init__(
@@ -161,6 +163,8 @@ class Delivery:
         now = time.monotonic()
         if self._asked is not None and now >= self._asked[1]:
             self._asked = None
+            if seconds > 0:  # a push that does not wait is not held up by a look
+                self._connection.check_admitted(min(seconds, LOOK_SECONDS))
         if self._cursor <= self.last:
             seconds = min(seconds, _UNSENT_SECONDS)  # the daemon must not hold its answer for what it cannot have yet
         if self._asked is None:
@@ -168,8 +172,9 @@ class Delivery:
             request = Acknowledge(self._hello.stream, wait_for, wait_ms, self._rejections_seen)
             try:
                 request_id = self._connection.send(request)
-            except DaemonUnreachable:
-                time.sleep(min(seconds, 0.05))  # the request queue is full: nobody has taken one for long
+            except DaemonUnreachable:  # the request queue is full: nobody has taken one for long, or we were refused
+                if seconds > 0 and self._connection.check_admitted(min(seconds, LOOK_SECONDS)):
+                    self._connection.reconnect_all()
                 return
             self._asked = (request_id, now + wait_ms / 1000 + _ANSWER_SECONDS)
             self._asked_at, self._asked_at_frame = now, self.last
@@ -202,6 +207,9 @@ class Delivery:
                 self._rejections_seen = sequence
                 self.rejections.append(BatchRejected(sequence, code, sentence))
         all_sent = self._cursor > self.last
+        if not all_sent and now - self._moved_at >= _REFUSED_SECONDS:
+            self._connection.reconnect(self._push)  # the daemon answers, and this socket was refused for good
+            self._resend(now)
         stuck = all_sent and self._applied < self.last and now - self._moved_at >= _RESEND_SECONDS
         if answer.gap or stuck or restarted:
             if restarted or now - self._resent_at >= _RESEND_PAUSE_SECONDS:

@@ -9,6 +9,7 @@ from typing import Any
 from ..wire.answers import AttachAnswer, CotuneAnswer, EntropyAnswer, ReadAnswer, StatsAnswer, StatusAnswer
 from ..wire.connection import Connection, default_endpoint
 from ..wire.errors import InvalidRequest
+from ..wire.keys import Keys, keys_from_environment
 from ..wire.messages import Attach, Cotune, Entropy, Read, Stats, Status, Write
 from ..wire.protocol import DEFAULT_RUN
 from .arrays import index
@@ -29,9 +30,10 @@ class LearnerClient:
         run: name of the training job.
         session: 0 to 2^63 − 1; ranks of one data-parallel job pass the same one. None: a random one.
         timeout: seconds that a call may wait.
+        keys: for a daemon with CURVE. None: from ``$COTUNED_CLIENT_KEY`` and ``$COTUNED_SERVER_KEY``, else none.
 
     Raises:
-        ValueError: the endpoint, run name, session or timeout cannot be used.
+        ValueError: the endpoint, run name, session, timeout or key files cannot be used.
     """
 
     def __init__(
@@ -41,11 +43,12 @@ class LearnerClient:
         run: str = DEFAULT_RUN,
         session: int | None = None,
         timeout: float = 5.0,
+        keys: Keys | None = None,
     ) -> None:
         self.run = run
         self.session = secrets.randbits(63) if session is None else index("session", session)
         Cotune(self.session, 0, run)  # checked before a socket is opened
-        self._connection = Connection(endpoint or default_endpoint(), timeout)
+        self._connection = Connection(endpoint or default_endpoint(), timeout, keys or keys_from_environment())
         self._row: DeviceRow | None = None
 
     def cotune(self, step: int, policy_entropy: float | None = None) -> CotuneAnswer:
@@ -61,7 +64,7 @@ class LearnerClient:
                 torch or CuPy will do.
 
         Raises:
-            DaemonUnreachable: no answer within the timeout.
+            DaemonUnreachable: no answer within the timeout (AuthenticationFailed: it does not take our keys).
             RequestRefused: the daemon refused the request; the subclass says why.
             AttachmentLost: the step was taken by another daemon than the one whose memory is attached; said once.
         """

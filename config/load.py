@@ -20,8 +20,8 @@ from .settings import Settings
 
 CONFIG_VARIABLE = "COTUNED_CONFIG"
 _PREFIX = "COTUNED_"
-_NOT_SETTINGS = re.compile(r"COTUNED_(CONFIG|ENDPOINT|SERVICE_.*|PORT|PORT_.*)")
-"""Ours for the command line, and what Kubernetes sets in every pod beside a service that is called `cotuned`."""
+_NOT_SETTINGS = re.compile(r"COTUNED_(CONFIG|ENDPOINT|CLIENT_KEY|SERVER_KEY|SERVICE_.*|PORT|PORT_.*)")
+"""Ours for clients and the command line, and what Kubernetes sets in pods beside a service that is called `cotuned`."""
 
 Values = dict[str, Any]
 

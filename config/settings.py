@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from ..wire.protocol import MAX_ACTIONS, MIN_ACTIONS, check_name
 from ..wire.slots import DEFAULT_MAX_RUNS, DEFAULT_N_SLOTS, MIN_N_SLOTS, Slot, is_owned
 from .section import NotNegative, Positive, Section, refuse_bool
+from .security_settings import SecuritySettings
 from .state_settings import StateSettings
 
 
@@ -216,6 +217,7 @@ class Settings(BaseSettings):
         default_factory=dict, description="Overrides of `tuner` for single runs: run name to settings."
     )
     endpoints: EndpointSettings = Field(default_factory=EndpointSettings, description="Where the daemon listens.")
+    security: SecuritySettings = Field(default_factory=SecuritySettings, description="Who may connect (CURVE).")
     http: HttpSettings = Field(default_factory=HttpSettings, description="Health, metrics and a page over HTTP.")
     limits: LimitSettings = Field(default_factory=LimitSettings, description="Bounds of what is taken.")
     state: StateSettings = Field(default_factory=StateSettings, description="What survives the daemon, and where.")
@@ -256,11 +258,11 @@ class Settings(BaseSettings):
         if len(self.runs) > self.bus.max_runs:
             raise ValueError(f"runs: got {len(self.runs)} runs, bus.max_runs allows {self.bus.max_runs}")
         exposed = [e for e in self.endpoints.model_dump().values() if not is_loopback(e)]
-        if exposed and not self.insecure:
+        if exposed and not (self.security.server_key or self.insecure):
             raise ValueError(
                 f"endpoints: got {', '.join(exposed)}, which others on the network can reach, and CURVE is not set up: "
-                "anyone could push actions and move α. Bind 127.0.0.1 or ipc://, or set insecure: true where only "
-                "trusted hosts can reach it"
+                "anyone could push actions and move α. Set security.server_key (`cotuned keygen --server` makes it), "
+                "bind 127.0.0.1 or ipc://, or set insecure: true where only trusted hosts can reach it"
             )
         if self.http.endpoint and not (is_loopback(self.http.endpoint) or self.http.token_file or self.insecure):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The command line: ``cotuned serve | status | read | state | config``.
+"""The command line: ``cotuned serve | status | read | state | keygen | config``.
 
 Exit codes: 0 all is well; 1 what was asked for could not be done (said on standard error); 2 the arguments are off.
 """
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -23,10 +24,13 @@ from ..config.settings import Settings, reach
 from ..wire.answers import ReadAnswer, StatusAnswer
 from ..wire.connection import Connection
 from ..wire.errors import CotunedError
+from ..wire.keys import keys_from_environment
 from ..wire.messages import Read, Status
 from ..wire.protocol import DEFAULT_RUN, ENDPOINT_VARIABLE
 from .daemon import serve
+from .keygen import make_client, make_server
 from .logs import logger, set_up
+from .roles import Role
 from .state_commands import add_state_commands
 
 
@@ -80,6 +84,12 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Any]]:
 
     state = _add_command(commands, "state", "look at what a daemon has kept, or start afresh; no daemon may run on it")
     add_state_commands(state, _add_command)
+    command = _add_command(commands, "keygen", "make the daemon's or a client's CURVE keys", _keygen)
+    command.set_defaults(parser=command)
+    command.add_argument("name", nargs="?", help="name of the client")
+    command.add_argument("--server", action="store_true", help="make the daemon's own keys")
+    command.add_argument("--role", choices=[role.value for role in Role], help="what the client may do")
+    command.add_argument("--directory", type=Path, default=Path("keys"), help="where they go (%(default)s)")
 
     config = _add_command(commands, "config", "look at settings").add_subparsers(metavar="COMMAND", required=True)
     command = _add_command(config, "show", "print the settings that `serve` would take, as YAML", _config_show)
@@ -135,7 +145,7 @@ def _endpoint(namespace: argparse.Namespace) -> str:
 
 
 def _ask(namespace: argparse.Namespace, request: Status | Read, answer: type[Any]) -> Any:
-    connection = Connection(_endpoint(namespace), namespace.timeout)
+    connection = Connection(_endpoint(namespace), namespace.timeout, keys_from_environment())
     try:
         return connection.ask(request, answer)
     finally:
@@ -169,6 +179,17 @@ def _shown(value: Any) -> str:
 def _read(namespace: argparse.Namespace, _: dict[str, Any]) -> int:
     slot = int(namespace.slot) if namespace.slot.isascii() and namespace.slot.isdecimal() else namespace.slot
     print(f"{_ask(namespace, Read(slot, namespace.run_name), ReadAnswer).value!r}")
+    return 0
+
+
+def _keygen(namespace: argparse.Namespace, _: dict[str, Any]) -> int:
+    if namespace.server == (namespace.name is not None) or namespace.server == (namespace.role is not None):
+        namespace.parser.error("expected either --server, or a client's NAME and --role actor, learner or observer")
+    if namespace.server:
+        made = make_server(namespace.directory)
+    else:
+        made = make_client(namespace.directory, namespace.name, Role(namespace.role))
+    print(*made, sep="\n")
     return 0
 
 

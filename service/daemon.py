@@ -11,6 +11,7 @@ from types import FrameType
 from ..config.settings import Settings
 from ..kernels import open_bus
 from .engine import Engine
+from .gatekeeper import Gatekeeper
 from .http import HttpServer
 from .logs import log
 from .open_state import open_state
@@ -45,7 +46,8 @@ class Daemon:
             if recorder is not None:
                 self._stack.callback(recorder.close)
             writer, stored = self._open_state(settings)
-            sockets = Sockets(settings)
+            guard = Gatekeeper(settings.security) if settings.security.server_key is not None else None
+            sockets = Sockets(settings, guard)
             self._stack.callback(sockets.close)
             self._engine = Engine(settings, bus, sockets, recorder, writer, stored)
             if settings.http.endpoint is not None:

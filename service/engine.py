@@ -19,7 +19,7 @@ from ..config.settings import Settings, is_loopback
 from ..kernels import IsvBus, Rejection
 from ..wire.codec import Batch, DeviceBatch, action_dtype, decode_batch, decode_control, encode_control
 from ..wire.errors import FrameError, RequestRefused, StateUnavailable, Stopping
-from ..wire.messages import Acknowledge, Cotune, Request, Write
+from ..wire.messages import Acknowledge, Cotune, Hello, Request, Write
 from .changes import Changes
 from .durability import Durability
 from .held import Held
@@ -77,6 +77,7 @@ class Engine:
         self._settings = settings
         self._bus = bus
         self._sockets = sockets
+        self._guard = sockets.guard
         self._recorder = recorder
         self.tally = Tally()
         self._index_bytes = action_dtype(settings.n_actions).itemsize
@@ -86,7 +87,7 @@ class Engine:
         limits = settings.limits
         self._streams = Streams(limits.max_actors, limits.actor_expiry, self._changes, writer is not None)
         if stored is not None:
-            restore(stored, self._runs, self._streams)
+            restore(stored, self._runs, self._streams, guarded=self._guard is not None)
         if writer is not None:
             sockets.wake_on(writer.wake)
         self._staging = Staging(settings.n_actions)
@@ -104,7 +105,8 @@ class Engine:
         self._held = Held()
         self._held_answers = HeldAnswers()
         self._summary = Summary(self.tally)
-        self._exposed = [endpoint for endpoint in sockets.endpoints.values() if not is_loopback(endpoint)]
+        listening = sockets.endpoints.values() if self._guard is None else ()
+        self._exposed = [endpoint for endpoint in listening if not is_loopback(endpoint)]
         self._generation = secrets.randbits(63)
         self._started = time.monotonic()
         self.reports = Reports(self._report)
@@ -128,6 +130,7 @@ class Engine:
             if not more:
                 held_until = min(self._held.next_deadline(), self._held_answers.next_deadline())
                 self._sockets.wait(min(LONGEST_WAIT, next_publish, held_until, self._durability.due_in()))
+            self._sockets.look()
             self.serve_queries()
             more = self.drain()
             self._durability.collect()
@@ -163,7 +166,12 @@ class Engine:
     def _serve(self, asker: bytes, request_id: int, request: Request) -> None:
         if self._stop and isinstance(request, Cotune | Write):
             raise Stopping("the daemon is shutting down; ask again when it is back")
+        sender = self._sockets.sender
+        if self._guard is not None:
+            self._guard.admit(sender, request, self._streams)
         answer, snapshot = self._queries.answer(request)
+        if isinstance(request, Hello):
+            self._streams.give(request.stream, sender)
         if isinstance(request, Cotune | Write):
             self._publisher.changed(self._runs.find(request.run))
         if isinstance(request, Acknowledge) and request.wait_ms and not self._can_answer(request):
@@ -228,7 +236,7 @@ class Engine:
 
     def _take(self, batch: Batch | DeviceBatch) -> None:
         stream = self._streams.get(batch.stream)
-        if stream is None:
+        if stream is None or stream.owner != self._sockets.sender:  # both None without CURVE
             self.tally.unknown += 1
             return
         # Memory that was shared with an earlier daemon is not mapped by this one until its actor shares it again.
@@ -318,8 +326,9 @@ class Engine:
             for run in self._runs
         ]
         uptime = time.monotonic() - self._started
-        failure = self._durability.failure
-        troubles = [] if failure is None else [f"the state cannot be written: {failure}"]
+        troubles = [] if self._guard is None else list(self._guard.troubles)
+        if self._durability.failure is not None:
+            troubles.append(f"the state cannot be written: {self._durability.failure}")
         if self._stop:
             troubles.append("the daemon is shutting down")
         tally, n_streams = replace(self.tally), len(self._streams)

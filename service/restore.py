@@ -7,9 +7,12 @@ from .snapshot import Stored
 from .streams import Streams
 
 
-def restore(stored: Stored, runs: Runs, streams: Streams) -> None:
-    """Opens every run and stream as it was written. The file was checked: every stream is counted by one run."""
-    records = {record.number: record for record in stored.streams}
+def restore(stored: Stored, runs: Runs, streams: Streams, guarded: bool) -> None:
+    """Opens every run and stream as it was written. The file was checked: every stream is counted by one run.
+
+    Streams belong to the keys that opened them only where there are keys (`guarded`): without CURVE nobody has one.
+    """
+    records = {record.number: record if guarded else record._replace(owner=None) for record in stored.streams}
     for record in stored.runs:
         run = runs.restore(record)
         for number, last in record.streams.T.tolist():

@@ -35,7 +35,13 @@ CREATE TABLE runs (
     sessions BLOB NOT NULL,
     written INTEGER NOT NULL
 );
-CREATE TABLE streams (number INTEGER PRIMARY KEY, run TEXT NOT NULL, actor TEXT NOT NULL, rejections BLOB NOT NULL);
+CREATE TABLE streams (
+    number INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    rejections BLOB NOT NULL,
+    owner TEXT
+);
 CREATE TABLE history (
     id INTEGER PRIMARY KEY,
     time INTEGER NOT NULL,

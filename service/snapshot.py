@@ -42,6 +42,8 @@ class StreamRecord(NamedTuple):
     run: str
     actor: str
     rejections: Rejections
+    owner: str | None = None
+    """Public key that opened it; None without CURVE."""
 
 
 class HistoryLine(NamedTuple):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
+import stat
 from collections.abc import Iterator
 from typing import IO, cast
 
@@ -14,6 +16,8 @@ from ..config.settings import Settings
 from ..wire.codec import MAX_CONTROL_BYTES
 from ..wire.connection import HEARTBEAT_MS
 from ..wire.errors import EndpointInUse
+from .gatekeeper import Gatekeeper
+from .logs import log
 
 _HANDSHAKE_MS = 5_000
 Socket = zmq.Socket[bytes]
@@ -24,20 +28,27 @@ class Sockets:
 
     Args:
         settings: endpoints and limits.
+        guard: makes them CURVE servers and says who sends; None: in the clear.
 
     Raises:
         EndpointInUse: an endpoint cannot be bound; those bound before are given back.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, guard: Gatekeeper | None = None) -> None:
+        self.guard = guard
+        self.sender: str | None = None
+        """Public key behind the frame that `batches` or `requests` yielded last; None without CURVE."""
+        self._rebind_watch = False
         limits, endpoints = settings.limits, settings.endpoints
         self._context: zmq.Context[Socket] = zmq.Context()
         self._locks: list[IO[str]] = []
         try:
-            self.actions = self._socket(zmq.PULL, limits.max_frame_bytes, limits.backlog_batches)
-            self.queries = self._socket(zmq.ROUTER, MAX_CONTROL_BYTES, 1000)
+            if guard is not None:
+                guard.start(self._context)
+            self.actions = self._socket("actions", zmq.PULL, limits.max_frame_bytes, limits.backlog_batches)
+            self.queries = self._socket("queries", zmq.ROUTER, MAX_CONTROL_BYTES, 1000)
             self.queries.router_mandatory = True  # so that an answer to nobody is seen, not dropped in silence
-            self.watch = self._socket(zmq.PUB, MAX_CONTROL_BYTES, 1000)
+            self.watch = self._socket("watch", zmq.PUB, MAX_CONTROL_BYTES, 1000)
             self.endpoints = {
                 "actions": self._bind(self.actions, endpoints.actions),
                 "queries": self._bind(self.queries, endpoints.queries),
@@ -51,7 +62,7 @@ class Sockets:
         self._poller.register(self.actions, zmq.POLLIN)
         self._poller.register(self.queries, zmq.POLLIN)
 
-    def _socket(self, kind: int, max_bytes: int, high_water_mark: int) -> Socket:
+    def _socket(self, name: str, kind: int, max_bytes: int, high_water_mark: int) -> Socket:
         socket = self._context.socket(kind)
         socket.maxmsgsize = max_bytes
         socket.hwm = high_water_mark
@@ -60,28 +71,38 @@ class Sockets:
         socket.heartbeat_ivl = HEARTBEAT_MS
         socket.heartbeat_timeout = 2 * HEARTBEAT_MS
         socket.heartbeat_ttl = 3 * HEARTBEAT_MS
+        if self.guard is not None:
+            self.guard.protect(socket, name)
         return socket
 
     def _bind(self, socket: Socket, endpoint: str) -> str:
         if endpoint.startswith("ipc://"):
             self._lock(endpoint.removeprefix("ipc://"))
         socket.ipv6 = "[" in endpoint
-        umask = os.umask(0o077)  # an ipc socket is for this user only, whatever the umask was
         try:
-            socket.bind(endpoint)
+            self._bind_private(socket, endpoint)
         except zmq.ZMQError as error:
             raise EndpointInUse(
                 f"cannot bind {endpoint}: {error.strerror}; if something listens there, stop it, or use port 0 for any "
                 "free one; if the address is not this machine's, choose one that is"
             ) from error
+        return cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
+
+    @staticmethod
+    def _bind_private(socket: Socket, endpoint: str) -> None:
+        umask = os.umask(0o077)  # an ipc socket is for this user only, whatever the umask was
+        try:
+            socket.bind(endpoint)
         finally:
             os.umask(umask)
-        return cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).decode().rstrip("\0")
 
     def _lock(self, path: str) -> None:
         """ZeroMQ lets a second daemon steal an ipc path without a word; a lock file does not."""
         try:
-            lock = open(path + ".lock", "w")  # noqa: SIM115 - held for the daemon's life
+            # For this user only, whatever the umask: others could hold it. Not through a link: they could have laid it.
+            number = os.open(path + ".lock", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            lock = os.fdopen(number, "w")  # held for the daemon's life
+            os.fchmod(number, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise EndpointInUse(
@@ -89,6 +110,28 @@ class Sockets:
                 "and does the folder exist?"
             ) from error
         self._locks.append(lock)
+        mode = os.stat(os.path.dirname(path)).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # as Kubernetes makes an emptyDir: said, not refused
+            why = "anybody who can enter this folder can replace the socket; make it 0700"
+            log(logging.WARNING, "ipc folder open", folder=os.path.dirname(path), why=why)
+
+    def look(self) -> None:
+        """Once a turn: has the guard look at the keys, and hangs up on all watchers if the key of one was taken away.
+
+        The others connect again by themselves, and are asked for their keys. PUB has no way to hang up on one.
+        """
+        if self.guard is None:
+            return
+        if self.guard.look():
+            with contextlib.suppress(zmq.ZMQError):
+                self.watch.unbind(self.endpoints["watch"])
+            self._rebind_watch = True
+        if self._rebind_watch:
+            try:
+                self._bind_private(self.watch, self.endpoints["watch"])
+                self._rebind_watch = False
+            except zmq.ZMQError as error:  # until libzmq has closed the old one; the next turn tries again
+                log(logging.DEBUG, "watch not bound yet", error=error.strerror)
 
     def wake_on(self, descriptor: int) -> None:
         """From now on `wait` returns, too, when this eventfd is written to."""
@@ -103,7 +146,7 @@ class Sockets:
 
     def batches(self, most: int, most_bytes: int) -> Iterator[bytes]:
         """Frames of batches that have arrived; ends when there are no more, or at a limit. Does not wait."""
-        receive, size = self.actions.recv, 0
+        receive, size = self.actions.recv if self.guard is None else self._receive_from, 0
         with contextlib.suppress(zmq.Again):
             for _ in range(most):
                 frame = receive(zmq.DONTWAIT)
@@ -112,12 +155,24 @@ class Sockets:
                 if size >= most_bytes:
                     return
 
+    def _receive_from(self, flags: int) -> bytes:
+        guard = self.guard
+        assert guard is not None
+        frame = self.actions.recv(flags, copy=False)  # only a Frame tells who sent it, and makes it slower
+        self.sender = guard.sender_of_batch(frame)
+        return frame.bytes
+
     def requests(self, most: int) -> Iterator[tuple[bytes, bytes]]:
         """(asker, frame) of control messages that have arrived; ends like `batches`. Does not wait."""
         with contextlib.suppress(zmq.Again):
             for _ in range(most):
-                asker, *frames = self.queries.recv_multipart(zmq.DONTWAIT)
-                yield asker, frames[-1] if frames else b""
+                if self.guard is None:
+                    asker, *frames = self.queries.recv_multipart(zmq.DONTWAIT)
+                    yield asker, frames[-1] if frames else b""
+                else:
+                    first, *rest = self.queries.recv_multipart(zmq.DONTWAIT, copy=False)
+                    self.sender = self.guard.sender(rest[-1] if rest else first)
+                    yield first.bytes, rest[-1].bytes if rest else b""
 
     def answer(self, asker: bytes, frame: bytes) -> bool:
         """Sends an answer; False if the asker is gone or does not read."""
@@ -139,6 +194,8 @@ class Sockets:
             socket: Socket | None = getattr(self, name, None)
             if socket is not None:
                 socket.close(linger_ms)
+        if self.guard is not None:
+            self.guard.close()
         self._context.term()
         for lock in self._locks:
             lock.close()

@@ -33,7 +33,7 @@ _WAL_BYTES = 2 * 4096 * _CHECKPOINT_PAGES
 """What a log that has grown further is cut back to."""
 
 _INSERT_RUN = "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_INSERT_STREAM = "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?)"
+_INSERT_STREAM = "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?)"
 _INSERT_HISTORY = f"INSERT INTO history VALUES (NULL{', ?' * len(HistoryLine._fields)})"
 _DELETE_OLDEST = "DELETE FROM history WHERE id IN (SELECT id FROM history ORDER BY id LIMIT ?)"
 
@@ -130,8 +130,8 @@ class StateStore:
             for run in runs:
                 Sessions.decode(run.sessions)
             streams = [
-                StreamRecord(number, run, actor, _unpack(rejections))
-                for number, run, actor, rejections in self._connection.execute("SELECT * FROM streams")
+                StreamRecord(number, run, actor, _unpack(rejections), owner)
+                for number, run, actor, rejections, owner in self._connection.execute("SELECT * FROM streams")
             ]
         opened, counted = {s.number for s in streams}, [n for run in runs for n in run.streams[0].tolist()]
         if len(counted) != len(opened) or opened != set(counted):
@@ -168,7 +168,7 @@ class StateStore:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             many("DELETE FROM streams WHERE number = ?", [(number,) for number in snapshot.closed])
-            many(_INSERT_STREAM, [(s.number, s.run, s.actor, _pack(s.rejections)) for s in snapshot.opened])
+            many(_INSERT_STREAM, [(s.number, s.run, s.actor, _pack(s.rejections), s.owner) for s in snapshot.opened])
             many(
                 "UPDATE streams SET rejections = ? WHERE number = ?",
                 [(_pack(rejections), number) for number, rejections in snapshot.rejections],

@@ -45,6 +45,8 @@ class Stream:
     rejections: deque[tuple[int, str, str]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT_REJECTIONS))
     memory: SharedMemory | None = None
     """GPU memory that the actor shares."""
+    owner: str | None = None
+    """Public key that opened it; None without CURVE."""
 
     def share(self, memory: SharedMemory | None) -> None:
         """From now on batches may be taken out of this memory, and not out of what was shared before."""
@@ -71,7 +73,7 @@ class Stream:
 
     def record(self) -> StreamRecord:
         """What is written when it was opened."""
-        return StreamRecord(self.number, self.run.name, self.actor, list(self.rejections))
+        return StreamRecord(self.number, self.run.name, self.actor, list(self.rejections), self.owner)
 
 
 class Streams:
@@ -131,13 +133,17 @@ class Streams:
 
     def restore(self, record: StreamRecord, run: Run, last: int) -> None:
         """A stream as it was written."""
-        stream = Stream(record.number, record.actor, run, last, last, time.monotonic())
+        stream = Stream(record.number, record.actor, run, last, last, time.monotonic(), owner=record.owner)
         stream.rejections.extend(record.rejections)
         self._add(stream)
 
     def durable(self, stream: Stream) -> int:
         """Number of the last batch that survives the daemon, or that is applied if it keeps no state."""
         return stream.durable if self._keeps_state else stream.last
+
+    def give(self, number: int, owner: str | None) -> None:
+        """The open stream belongs to this key."""
+        self._by_number[number].owner = owner
 
     def acknowledge(self, request: Acknowledge, state_failing: bool) -> AcknowledgeAnswer:
         """Forgets the rejections that the actor has seen, and answers how far its stream has come."""

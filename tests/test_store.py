@@ -172,7 +172,7 @@ def test_a_damaged_file_is_set_aside_never_overwritten(tmp_path: Path, damage: A
         "UPDATE runs SET sessions = x'01'",
         "UPDATE runs SET streams = x'00'",
         "UPDATE runs SET slots = 5",
-        "INSERT INTO streams VALUES (1, 'a', 'x', x'90')",
+        "INSERT INTO streams VALUES (1, 'a', 'x', x'90', NULL)",
         "DROP TABLE streams",
     ],
 )

@@ -10,7 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
@@ -18,7 +18,17 @@ import zmq
 
 from .answers import answer_from_map
 from .codec import decode_control, encode_control
-from .errors import ClientClosed, ClientInUse, CotunedError, DaemonUnreachable, FrameError, refusal
+from .errors import (
+    AuthenticationFailed,
+    ClientClosed,
+    ClientInUse,
+    CotunedError,
+    DaemonUnreachable,
+    FrameError,
+    refusal,
+)
+from .handshake import REFUSED, Handshake, look, set_keys
+from .keys import CLIENT_KEY_VARIABLE, SERVER_KEY_VARIABLE, Keys
 from .messages import Request
 from .protocol import ENDPOINT_VARIABLE
 
@@ -28,6 +38,8 @@ DEFAULT_ENDPOINT = "tcp://127.0.0.1:5584"
 LONGEST_TIMEOUT = 1e6
 """Seconds; eleven days, and what fits ZeroMQ's milliseconds."""
 ASK_AGAIN_SECONDS = 1.0
+LOOK_SECONDS = 0.5
+"""An answer that is overdue for so long, or for half of the timeout, is reason to look why; and the longest look."""
 HEARTBEAT_MS = 2_000
 """A peer that vanished without closing its connection is noticed after two of these; milliseconds."""
 
@@ -62,10 +74,12 @@ class Connection:
     Args:
         endpoint: the daemon's queries endpoint, e.g. ``tcp://127.0.0.1:5584`` or ``ipc:///run/cotuned/queries``.
         timeout: seconds that a request may take, unless it says otherwise.
+        keys: for a daemon with CURVE; None: in the clear.
     """
 
-    def __init__(self, endpoint: str, timeout: float) -> None:
+    def __init__(self, endpoint: str, timeout: float, keys: Keys | None = None) -> None:
         self.endpoint = endpoint
+        self._keys = keys
         self.timeout = check_timeout(timeout)
         self._pid = os.getpid()
         self._next_id = 0
@@ -74,6 +88,7 @@ class Connection:
         self._user: dict[str, int] = {}  # the thread that is in a call; setdefault is atomic
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
+        self._connected: dict[zmq.Socket[bytes], str] = {}
         self._socket = self.open_socket(zmq.DEALER)
         self.connect(self._socket, endpoint)
 
@@ -82,6 +97,7 @@ class Connection:
         socket = self._context.socket(kind)
         self._sockets.append(socket)
         set_common_options(socket)
+        set_keys(socket, self._keys)
         return socket
 
     def connect(self, socket: zmq.Socket[bytes], endpoint: Any) -> None:
@@ -94,6 +110,7 @@ class Connection:
             if endpoint.startswith("tcp://") and not 0 < int(endpoint.rpartition(":")[2]) < 65536:
                 raise ValueError("the port is not 1 to 65535")
             socket.connect(endpoint)
+            self._connected[socket] = endpoint
         except (zmq.ZMQError, TypeError, ValueError, AttributeError) as error:
             self.close()
             raise CotunedError(
@@ -180,6 +197,7 @@ class Connection:
         """Sends a request and waits for its answer.
 
         Raises:
+            AuthenticationFailed: the daemon does not shake hands with these keys, or without any.
             DaemonUnreachable: no answer within the timeout. The request may still reach the daemon later.
             RequestRefused: the daemon answered with an error; its subclass says which.
         """
@@ -194,13 +212,54 @@ class Connection:
         number: every request may be served twice (a `cotune` step is answered once), and a second answer is dropped.
         """
         deadline = time.monotonic() + seconds
-        request_id = self.send(request)
+        request_id = self._send_or_reconnect(request, None, seconds)
         while (left := deadline - time.monotonic()) > 0:
-            message = self.receive(request_id, min(left, ASK_AGAIN_SECONDS))
+            message = self.receive(request_id, min(left / 2, LOOK_SECONDS))
+            if message is None:
+                begun = time.monotonic()
+                self.check_admitted(min(deadline - begun, LOOK_SECONDS))
+                rest = ASK_AGAIN_SECONDS - LOOK_SECONDS - (time.monotonic() - begun)
+                message = self.receive(request_id, min(deadline - time.monotonic(), rest))
             if message is not None:
                 return answer_from_map(answer, message)
-            self.send(request, request_id)
+            self._send_or_reconnect(request, request_id, max(deadline - time.monotonic(), 0.0))
         raise self._unreachable(seconds)
+
+    def _send_or_reconnect(self, request: Request, again: int | None, seconds: float) -> int:
+        try:
+            return self.send(request, again)
+        except DaemonUnreachable:
+            if not self.check_admitted(min(seconds, LOOK_SECONDS)):
+                raise
+            self.reconnect_all()
+            return self.send(request, again)
+
+    def reconnect_all(self) -> None:
+        """`reconnect` for every socket of this connection."""
+        for socket in self._connected:
+            self.reconnect(socket)
+
+    def reconnect(self, socket: zmq.Socket[bytes]) -> None:
+        """Connects anew, and drops what waits to be sent: libzmq never tries again once a daemon has refused it."""
+        with suppress(zmq.ZMQError):  # the refused connection is gone already
+            socket.disconnect(self._connected[socket])
+        socket.connect(self._connected[socket])
+
+    def check_admitted(self, seconds: float) -> bool:
+        """For a caller whose answer is overdue: looks for at most `seconds` whether the daemon refuses us. True: it
+        lets us in. False: it is not there, or hangs.
+
+        Raises:
+            AuthenticationFailed: it refuses us.
+        """
+        found = look(self._context, self.endpoint, self._keys, seconds)
+        if found in REFUSED:
+            raise AuthenticationFailed(
+                f"{self.endpoint}: {found.value}. Pass keys=Keys.load(client's .key_secret, daemon's server.key), or "
+                f"set ${CLIENT_KEY_VARIABLE} and ${SERVER_KEY_VARIABLE}; `cotuned keygen` makes keys, and the daemon "
+                "takes those in security.clients"
+            )
+        return found is Handshake.DONE
 
     def _unreachable(self, seconds: float) -> DaemonUnreachable:
         return DaemonUnreachable(

@@ -4,6 +4,7 @@
 
     CotunedError
     ├── DaemonUnreachable        nothing answered at the endpoint within the timeout
+    │   └── AuthenticationFailed keys are missing, or not those that the other side wants
     ├── WindowFull               the window of unconfirmed batches stayed full for the timeout
     ├── FlushTimeout             batches were not confirmed as durable within the timeout
     ├── StreamLost               the daemon no longer knows batches that it had confirmed
@@ -29,6 +30,7 @@
         ├── UnknownSlot          code "unknown_slot"
         ├── SlotReadOnly         code "slot_read_only"
         ├── LimitReached         code "limit_reached"
+        ├── Forbidden            code "forbidden"
         ├── DeviceNotShared      code "device_not_shared" (also a DeviceUnavailable)
         ├── StateUnavailable     code "state_unavailable"
         └── Stopping             code "stopping"
@@ -46,6 +48,10 @@ class CotunedError(Exception):
 
 class DaemonUnreachable(CotunedError, TimeoutError):
     """No daemon answered at the endpoint within the timeout."""
+
+
+class AuthenticationFailed(DaemonUnreachable):
+    """A daemon is there and does not shake hands: the client's keys, or its lack of them, do not fit the daemon's."""
 
 
 class WindowFull(CotunedError, TimeoutError):
@@ -181,6 +187,12 @@ class LimitReached(RequestRefused):
     """A configured limit (runs, actors) does not allow one more."""
 
     code = "limit_reached"
+
+
+class Forbidden(RequestRefused):
+    """The connection's key has not the role that the request needs, or the stream belongs to another key."""
+
+    code = "forbidden"
 
 
 class DeviceNotShared(RequestRefused, DeviceUnavailable):
