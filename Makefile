@@ -18,7 +18,7 @@ GPU_PYTHON := $(BIN)/python
 GPU_SET_UP := .venv/gpu.stamp
 endif
 
-.PHONY: demo test test-gpu bench-gpu lint format clean gpu-site
+.PHONY: demo test test-gpu bench-gpu chaos fuzz lint format clean gpu-site
 
 demo: .venv/demo.stamp  ## The main job: the same training tuned from slot 420 and from slot 583, and a picture of both.
 	$(BIN)/python examples/pendulum/demo.py --out out/demo
@@ -32,6 +32,13 @@ test-gpu: $(GPU_SET_UP)  ## All tests that need a GPU, then compute-sanitizer; l
 bench-gpu: $(GPU_SET_UP)  ## Kernels beside their limits and their rivals, then a daemon on a busy GPU; JSON in out/.
 	$(GPU_PYTHON) -m benchmarks.bench_gpu
 	$(GPU_PYTHON) -m benchmarks.bench_sharing
+
+chaos: .venv/dev.stamp  ## A daemon under faults: killed, stopped, cut off, disk full …; ten minutes; out/chaos.json.
+	$(BIN)/python -m tests.chaos
+
+FUZZ_INPUTS ?= 1000000
+fuzz: .venv/dev.stamp  ## Bad input at a daemon, a million times; out/fuzz.json. FUZZ_INPUTS=… for another number.
+	$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS)
 
 lint: .venv/dev.stamp  ## Format, lint and types.
 	$(BIN)/ruff format --check .

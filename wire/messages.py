@@ -23,6 +23,12 @@ def _check_range(field: str, value: int, lowest: int, highest: int = MAX_SEQUENC
         raise ValueError(f"{field}: got {value!r:.40}, allowed is {allowed}")
 
 
+def _check_normal(field: str, value: float) -> None:
+    """A bus on a GPU makes 0 of what is subnormal in float32, one on the host does not: neither takes it."""
+    if 0 < abs(value) < SMALLEST_NORMAL:
+        raise ValueError(f"{field}: got {value}, subnormal in float32, expected 0 or at least {SMALLEST_NORMAL:.4g}")
+
+
 def _check_slot(slot: int | str) -> None:
     if isinstance(slot, str):
         check_name("slot", slot)
@@ -100,8 +106,10 @@ class Cotune:
         _check_range("session", self.session, 0)
         _check_range("step", self.step, 0)
         value = self.policy_entropy
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"policy_entropy: got {value}, expected nats, a finite number from 0 to ln K")
+        if value is not None:
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"policy_entropy: got {value}, expected nats, a finite number from 0 to ln K")
+            _check_normal("policy_entropy", value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +150,12 @@ class Write:
         _check_slot(self.slot)
         if not (math.isfinite(self.value) and abs(self.value) <= MAX_FLOAT32):
             raise ValueError(f"value: got {self.value}, expected a finite number that float32 can hold")
+        _check_normal("value", self.value)
 
 
 MAX_FLOAT32 = 3.4028234663852886e38
+SMALLEST_NORMAL = 2.0**-126
+"""Smallest number above 0 that float32 holds in full precision."""
 
 
 @dataclass(frozen=True, slots=True)
