@@ -27,8 +27,9 @@ msgpack: Any = _untyped_msgpack
 
 _BUSY_SECONDS = 5.0
 """How long a commit waits for somebody who reads the file with another tool and holds it."""
-_CHECKPOINT_PAGES = 4096
-"""Pages of 4 KiB in the log at which it is folded into the file: that flushes the disk, and commits wait for it."""
+_CHECKPOINT_PAGES = 1024
+"""Pages of 4 KiB in the log at which it is folded into the file: that flushes the disk, and commits wait for it. With
+more of them the log alone could fill a small disk, and leave no room to be folded."""
 _WAL_BYTES = 2 * 4096 * _CHECKPOINT_PAGES
 """What a log that has grown further is cut back to."""
 
@@ -116,6 +117,7 @@ class StateStore:
         execute(f"PRAGMA synchronous = {synchronous}")
         execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
         execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # the file has its pages while there is room
         self.layout: schema.Layout = dict(execute("SELECT key, value FROM layout"))
         self._n_history = int(execute("SELECT count(*) FROM history").fetchone()[0])
 
@@ -179,6 +181,8 @@ class StateStore:
         except BaseException:
             with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself after some errors
                 self._connection.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):  # a disk that is full: the log may give back room
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             raise
         self._n_history = n_history
 

@@ -163,6 +163,17 @@ def test_a_damaged_file_is_set_aside_never_overwritten(tmp_path: Path, damage: A
     assert len(store.load().runs) == 1
 
 
+def test_the_log_stays_small_enough_for_a_small_disk(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    sizes = []
+    for seed in range(1200):
+        store.commit(snapshot(record(seed=seed)))
+        sizes.append((tmp_path / "state.db-wal").stat().st_size)
+    store.close()
+    assert max(sizes) > 2**20  # it was written to
+    assert max(sizes) < 6 * 2**20
+
+
 @pytest.mark.parametrize(
     "change",
     [
