@@ -50,6 +50,7 @@ def test_sigterm_ends_process_1(tmp_path: Path) -> None:
     if probe.returncode != 0:
         pytest.skip("needs the right to make a pid namespace")
     ports = [f"--endpoints.{name}=tcp://127.0.0.1:0" for name in ("actions", "queries", "watch")]
+    ports.append("--http.endpoint=http://127.0.0.1:0")
     process = subprocess.Popen(
         ["unshare", "--pid", "--fork", sys.executable, "-m", "cotuned.service", "serve", "--device=cpu", *ports],
         stderr=subprocess.PIPE,
