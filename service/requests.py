@@ -38,6 +38,13 @@ def parse_request(message: dict[str, Any]) -> Request:
     Raises:
         InvalidRequest: an unknown `op`, a field too many, missing, of another type, or with a value not allowed.
     """
+    try:
+        return _parsed(message)
+    except RecursionError:
+        raise InvalidRequest("got a request with values nested too deep to be shown, expected flat ones") from None
+
+
+def _parsed(message: dict[str, Any]) -> Request:
     op = message.get("op")
     if not isinstance(op, str) or op not in _MESSAGES:
         raise InvalidRequest(f"op: got {_short(op)}, allowed are {', '.join(sorted(_MESSAGES))}")

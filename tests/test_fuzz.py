@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cotuned.service.requests import parse_request
 from cotuned.wire import decode_batch, decode_control
 from cotuned.wire.errors import FrameError, InvalidRequest
-from tests.fuzz.inputs import ODD, REQUESTS, Inputs
+from tests.fuzz.inputs import ODD, REQUESTS, Input, Inputs
 from tests.fuzz.target import SETTINGS, Target, run, wait_for_drain
 
 
@@ -90,3 +90,22 @@ def test_numbers_that_float32_cannot_carry_are_refused_by_name(
     else:
         with pytest.raises(InvalidRequest, match=f"^{field}: got "):
             parse_request(message)
+
+
+@pytest.mark.parametrize("depth", [500, 900, 1000, 1020])
+def test_a_deeply_nested_value_does_not_end_the_daemon(start_daemon: Any, depth: int) -> None:
+    """The text of the error was made whole before it was cut, and Python does not go that deep."""
+    daemon = start_daemon(**SETTINGS)
+    target = Target(daemon)
+    deep = b"\x91" * depth + b"\x00"
+    for name in ("op", "run", "step", "v", "id", "extra"):
+        message = {"v": 1, "id": 1, "op": "cotune", "session": 1, "step": 1, name: None}
+        frame = msgpack.packb(message).replace(msgpack.packb(name) + b"\xc0", msgpack.packb(name) + deep)
+        target.send(Input("deep", "queries", [frame]))
+    for place in range(8):
+        fields = [msgpack.packb(field) for field in (1, 11, 1, 0, 0, b"\1", None, None)]
+        fields[place] = deep
+        target.send(Input("deep", "actions", [b"\x98" + b"".join(fields)]))
+    wait_for_drain(target)
+    target.check()
+    target.close()

@@ -22,7 +22,9 @@ Every limit is explicit, extension types are refused, nothing is unpickled, and 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import msgpack as _untyped_msgpack  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
@@ -31,6 +33,9 @@ from .errors import FrameError
 from .protocol import MAX_SEQUENCE, PROTOCOL_VERSION
 
 msgpack: Any = _untyped_msgpack
+
+P = ParamSpec("P")
+D = TypeVar("D")
 
 PHASES = ("train", "prefill")
 """Phase names; a phase's number on the wire is its place here."""
@@ -89,6 +94,20 @@ def encode_batch(batch: Batch | DeviceBatch) -> bytes:
     return cast(bytes, msgpack.packb((PROTOCOL_VERSION, *fields)))
 
 
+def _shallow(decode: Callable[P, D]) -> Callable[P, D]:
+    """What is nested so deep that not even an error can show it is no frame."""
+
+    @wraps(decode)
+    def decoded(*args: P.args, **kwargs: P.kwargs) -> D:
+        try:
+            return decode(*args, **kwargs)
+        except RecursionError:
+            raise FrameError("got a frame with values nested too deep to be shown, expected flat ones") from None
+
+    return decoded
+
+
+@_shallow
 def decode_batch(frame: bytes | memoryview, index_bytes: int = 1) -> Batch | DeviceBatch:
     """The batch of a frame.
 
@@ -187,6 +206,7 @@ def encode_control(message: dict[str, Any]) -> bytes:
     return cast(bytes, msgpack.packb({"v": PROTOCOL_VERSION, **message}))
 
 
+@_shallow
 def decode_control(frame: bytes) -> dict[str, Any]:
     """The map of a control frame. Its fields are *not* validated here.
 
