@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from ..wire.errors import InvalidRequest
 from ..wire.messages import Request
-
-_MAX_SHOWN = 80
+from ..wire.shown import shown
 
 
 def _model(message: type[Any]) -> type[BaseModel]:
@@ -38,16 +37,9 @@ def parse_request(message: dict[str, Any]) -> Request:
     Raises:
         InvalidRequest: an unknown `op`, a field too many, missing, of another type, or with a value not allowed.
     """
-    try:
-        return _parsed(message)
-    except RecursionError:
-        raise InvalidRequest("got a request with values nested too deep to be shown, expected flat ones") from None
-
-
-def _parsed(message: dict[str, Any]) -> Request:
     op = message.get("op")
     if not isinstance(op, str) or op not in _MESSAGES:
-        raise InvalidRequest(f"op: got {_short(op)}, allowed are {', '.join(sorted(_MESSAGES))}")
+        raise InvalidRequest(f"op: got {shown(op)}, allowed are {', '.join(sorted(_MESSAGES))}")
     request, model = _MESSAGES[op]
     try:
         checked = model.model_validate({name: value for name, value in message.items() if name != "op"})
@@ -67,9 +59,4 @@ def _sentence(fault: Any) -> str:
         case "extra_forbidden":
             return f"{where}: there is no such field"
         case _:
-            return f"{where}: got {_short(fault['input'])}; {fault['msg']}"
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "…"
+            return f"{where}: got {shown(fault['input'])}; {fault['msg']}"

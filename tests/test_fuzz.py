@@ -106,6 +106,8 @@ def test_a_deeply_nested_value_does_not_end_the_daemon(start_daemon: Any, depth:
         fields = [msgpack.packb(field) for field in (1, 11, 1, 0, 0, b"\1", None, None)]
         fields[place] = deep
         target.send(Input("deep", "actions", [b"\x98" + b"".join(fields)]))
+    for socket in ("actions", "queries"):
+        target.send(Input("deep, and more behind it", socket, [deep + b"\x00"]))
     wait_for_drain(target)
     target.check()
     target.close()

@@ -22,20 +22,16 @@ Every limit is explicit, extension types are refused, nothing is unpickled, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import msgpack as _untyped_msgpack  # pyright: ignore[reportMissingTypeStubs]
 import numpy as np
 
 from .errors import FrameError
 from .protocol import MAX_SEQUENCE, PROTOCOL_VERSION
+from .shown import shown, why
 
 msgpack: Any = _untyped_msgpack
-
-P = ParamSpec("P")
-D = TypeVar("D")
 
 PHASES = ("train", "prefill")
 """Phase names; a phase's number on the wire is its place here."""
@@ -94,20 +90,6 @@ def encode_batch(batch: Batch | DeviceBatch) -> bytes:
     return cast(bytes, msgpack.packb((PROTOCOL_VERSION, *fields)))
 
 
-def _shallow(decode: Callable[P, D]) -> Callable[P, D]:
-    """What is nested so deep that not even an error can show it is no frame."""
-
-    @wraps(decode)
-    def decoded(*args: P.args, **kwargs: P.kwargs) -> D:
-        try:
-            return decode(*args, **kwargs)
-        except RecursionError:
-            raise FrameError("got a frame with values nested too deep to be shown, expected flat ones") from None
-
-    return decoded
-
-
-@_shallow
 def decode_batch(frame: bytes | memoryview, index_bytes: int = 1) -> Batch | DeviceBatch:
     """The batch of a frame.
 
@@ -132,12 +114,12 @@ def decode_batch(frame: bytes | memoryview, index_bytes: int = 1) -> Batch | Dev
             ),
         )
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise FrameError(f"got {len(frame)} bytes that are not a batch frame: {error!r}") from error
+        raise FrameError(f"got {len(frame)} bytes that are not a batch frame: {why(error)}") from error
     if type(fields) is not list or not fields:
         raise FrameError(f"got a {type(fields).__name__}, expected a batch frame: an array of {_BATCH_FIELDS} fields")
     if fields[0] != PROTOCOL_VERSION:
         raise FrameError(
-            f"got a batch of protocol version {fields[0]!r}, this side speaks {PROTOCOL_VERSION}: "
+            f"got a batch of protocol version {shown(fields[0])}, this side speaks {PROTOCOL_VERSION}: "
             "install the same cotuned release on both sides",
             "protocol_mismatch",
         )
@@ -154,24 +136,24 @@ def _check_numbers(batch: Batch | DeviceBatch) -> None:
     for name in ("stream", "sequence", "step"):
         value = getattr(batch, name)
         if type(value) is not int or not 0 <= value <= MAX_SEQUENCE:
-            raise FrameError(f"batch field {name!r}: got {value!r:.80}, expected an integer from 0 to 2^63 - 1")
+            raise FrameError(f"batch field {name!r}: got {shown(value)}, expected an integer from 0 to 2^63 - 1")
     if batch.sequence == 0:
         raise FrameError("batch field 'sequence': got 0, expected a number from 1")
     if type(batch.phase) is not int or not 0 <= batch.phase < len(PHASES):
-        raise FrameError(f"batch field 'phase': got {batch.phase!r:.80}, expected 0 (train) or 1 (prefill)")
+        raise FrameError(f"batch field 'phase': got {shown(batch.phase)}, expected 0 (train) or 1 (prefill)")
 
 
 def _device_batch(fields: list[Any]) -> DeviceBatch:
     place = fields[5]
     if len(place) != 3 or not all(type(value) is int and 0 <= value <= MAX_SEQUENCE for value in place):
         raise FrameError(
-            f"batch field 'executed': got {place!r:.80}, expected [offset, n, item_bytes], integers from 0"
+            f"batch field 'executed': got {shown(place)}, expected [offset, n, item_bytes], integers from 0"
         )
     batch = DeviceBatch(*fields[1:5], *place)
     _check_numbers(batch)
     if batch.n == 0 or batch.item_bytes not in (1, 2, 4, 8) or batch.offset % batch.item_bytes:
         raise FrameError(
-            f"batch field 'executed': got {place!r:.80}, expected n from 1, item_bytes 1, 2, 4 or 8, and an offset "
+            f"batch field 'executed': got {shown(place)}, expected n from 1, item_bytes 1, 2, 4 or 8, and an offset "
             "that is a multiple of item_bytes"
         )
     if fields[6] is not None or fields[7] is not None:
@@ -198,7 +180,7 @@ def _check_batch(batch: Batch, index_bytes: int) -> None:
                 "one proposed action is expected for each executed one"
             )
     if batch.row_entropy is not None and type(batch.row_entropy) is not float:
-        raise FrameError(f"batch field 'row_entropy': got {batch.row_entropy!r:.80}, expected a float or nil")
+        raise FrameError(f"batch field 'row_entropy': got {shown(batch.row_entropy)}, expected a float or nil")
 
 
 def encode_control(message: dict[str, Any]) -> bytes:
@@ -206,7 +188,6 @@ def encode_control(message: dict[str, Any]) -> bytes:
     return cast(bytes, msgpack.packb({"v": PROTOCOL_VERSION, **message}))
 
 
-@_shallow
 def decode_control(frame: bytes) -> dict[str, Any]:
     """The map of a control frame. Its fields are *not* validated here.
 
@@ -229,13 +210,13 @@ def decode_control(frame: bytes) -> dict[str, Any]:
     except FrameError:
         raise
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise FrameError(f"got {len(frame)} bytes that are not a control frame: {error!r}") from error
+        raise FrameError(f"got {len(frame)} bytes that are not a control frame: {why(error)}") from error
     if type(message) is not dict:
         raise FrameError(f"got a {type(message).__name__}, expected a control frame: a map")
     version = cast("dict[str, Any]", message).get("v")
     if version != PROTOCOL_VERSION or type(version) is not int:
         raise FrameError(
-            f"got a message of protocol version {version!r:.40}, this side speaks {PROTOCOL_VERSION}: "
+            f"got a message of protocol version {shown(version, 40)}, this side speaks {PROTOCOL_VERSION}: "
             "install the same cotuned release on both sides",
             "protocol_mismatch",
         )
@@ -250,8 +231,8 @@ def _unique_keys(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if type(key) is not str:
-            raise FrameError(f"got the map key {key!r:.80}, expected text")
+            raise FrameError(f"got the map key {shown(key)}, expected text")
         if key in result:
-            raise FrameError(f"got the map key {key!r:.80} twice")
+            raise FrameError(f"got the map key {shown(key)} twice")
         result[key] = value
     return result
