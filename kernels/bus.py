@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..config.settings import Settings
 from ..wire.errors import DeviceUnavailable
+from ..wire.slots import Counter, Slot
 from .drain import Drain, Rejection
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class RowState:
     """[len(Counter)]"""
     pool: npt.NDArray[np.int64]
     """[K + len(PoolColumn)]: counts of the pooled actions, then the columns."""
+
+    def if_seen(self, slot: Slot, counter: Counter) -> float | None:
+        """The value of a slot; None as long as `counter` says that nothing was ever written there."""
+        return float(self.slots[slot]) if self.counters[counter] else None
 
 
 class IsvBus(Protocol):

@@ -35,7 +35,8 @@ def _cells(run: RunReport) -> list[str]:
     slots, counters = run.row.slots, run.row.counters
 
     def shown(slot: Slot, seen: Counter) -> str:
-        return f"{slots[slot]:.3f}" if counters[seen] else "–"
+        value = run.row.if_seen(slot, seen)
+        return "–" if value is None else f"{value:.3f}"
 
     batches = counters[Counter.BATCHES_TRAIN] + counters[Counter.BATCHES_PREFILL]
     numbers = (counters[Counter.OBSERVATIONS], counters[Counter.UPDATES], batches, counters[Counter.BATCHES_REJECTED])

@@ -187,11 +187,11 @@ class Queries:
             tau=float(slots[Slot.TAU]),
             log_tau=float(slots[Slot.LOG_TAU]),
             entropy=float(slots[Slot.RL_ACTION_ENTROPY_EMA_INDEX]),
-            policy_entropy=_if_seen(state, Counter.POLICY_OBSERVATIONS, Slot.RL_POLICY_ENTROPY_EMA_INDEX),
-            conditional_entropy=_if_seen(state, Counter.CONDITIONAL_OBSERVATIONS, Slot.CONDITIONAL_ENTROPY_EMA),
-            gate_rate=_if_seen(state, Counter.GATE_OBSERVATIONS, Slot.GATE_RATE_EMA),
+            policy_entropy=state.if_seen(Slot.RL_POLICY_ENTROPY_EMA_INDEX, Counter.POLICY_OBSERVATIONS),
+            conditional_entropy=state.if_seen(Slot.CONDITIONAL_ENTROPY_EMA, Counter.CONDITIONAL_OBSERVATIONS),
+            gate_rate=state.if_seen(Slot.GATE_RATE_EMA, Counter.GATE_OBSERVATIONS),
             target_entropy=float(slots[Slot.EFFECTIVE_TARGET]),
-            error=_if_seen(state, Counter.UPDATES, Slot.ENTROPY_ERROR),
+            error=state.if_seen(Slot.ENTROPY_ERROR, Counter.UPDATES),
             source=run.tuner.source,
             observations=int(counters[Counter.OBSERVATIONS]),
             ready=status is not TunerStatus.WAITING,
@@ -215,9 +215,9 @@ class Queries:
             run=run.name,
             entropy=float(state.slots[Slot.RL_ACTION_ENTROPY_EMA_INDEX]),
             last_entropy=float(state.slots[Slot.ACTION_ENTROPY]),
-            policy_entropy=_if_seen(state, Counter.POLICY_OBSERVATIONS, Slot.RL_POLICY_ENTROPY_EMA_INDEX),
-            conditional_entropy=_if_seen(state, Counter.CONDITIONAL_OBSERVATIONS, Slot.CONDITIONAL_ENTROPY_EMA),
-            gate_rate=_if_seen(state, Counter.GATE_OBSERVATIONS, Slot.GATE_RATE_EMA),
+            policy_entropy=state.if_seen(Slot.RL_POLICY_ENTROPY_EMA_INDEX, Counter.POLICY_OBSERVATIONS),
+            conditional_entropy=state.if_seen(Slot.CONDITIONAL_ENTROPY_EMA, Counter.CONDITIONAL_OBSERVATIONS),
+            gate_rate=state.if_seen(Slot.GATE_RATE_EMA, Counter.GATE_OBSERVATIONS),
             max_entropy=self._max_entropy,
             observations=int(state.counters[Counter.OBSERVATIONS]),
             pooled_actions=int(state.pool[self._settings.n_actions + PoolColumn.ACTIONS]),
@@ -309,7 +309,3 @@ class Queries:
             frames_malformed=self._tally.malformed,
             frames_unknown=self._tally.unknown,
         )
-
-
-def _if_seen(state: RowState, counter: Counter, slot: Slot) -> float | None:
-    return float(state.slots[slot]) if state.counters[counter] else None

@@ -95,10 +95,6 @@ class Stored:
 def history_line(record: RunRecord, step: int | None) -> HistoryLine:
     """The line of history that a run's record gives."""
     slots, counters = record.state.slots, record.state.counters
-
-    def if_seen(counter: Counter, slot: Slot) -> float | None:
-        return float(slots[slot]) if counters[counter] else None
-
     return HistoryLine(
         time=record.written,
         run=record.name,
@@ -107,11 +103,11 @@ def history_line(record: RunRecord, step: int | None) -> HistoryLine:
         updates=int(counters[Counter.UPDATES]),
         entropy=float(slots[Slot.RL_ACTION_ENTROPY_EMA_INDEX]),
         last_entropy=float(slots[Slot.ACTION_ENTROPY]),
-        policy_entropy=if_seen(Counter.POLICY_OBSERVATIONS, Slot.RL_POLICY_ENTROPY_EMA_INDEX),
-        conditional_entropy=if_seen(Counter.CONDITIONAL_OBSERVATIONS, Slot.CONDITIONAL_ENTROPY_EMA),
-        gate_rate=if_seen(Counter.GATE_OBSERVATIONS, Slot.GATE_RATE_EMA),
+        policy_entropy=record.state.if_seen(Slot.RL_POLICY_ENTROPY_EMA_INDEX, Counter.POLICY_OBSERVATIONS),
+        conditional_entropy=record.state.if_seen(Slot.CONDITIONAL_ENTROPY_EMA, Counter.CONDITIONAL_OBSERVATIONS),
+        gate_rate=record.state.if_seen(Slot.GATE_RATE_EMA, Counter.GATE_OBSERVATIONS),
         alpha=float(slots[Slot.ALPHA]),
         tau=float(slots[Slot.TAU]),
-        error=if_seen(Counter.UPDATES, Slot.ENTROPY_ERROR),
+        error=record.state.if_seen(Slot.ENTROPY_ERROR, Counter.UPDATES),
         status=TunerStatus(int(slots[Slot.TUNER_STATUS])).name.lower(),
     )
