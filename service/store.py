@@ -178,11 +178,13 @@ class StateStore:
             many(_INSERT_RUN, [_columns(run) for run in snapshot.runs])
             n_history = self._add_history(snapshot.history)
             self._connection.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(sqlite3.Error):  # SQLite has rolled back by itself after some errors
                 self._connection.execute("ROLLBACK")
-            with contextlib.suppress(sqlite3.Error):  # a disk that is full: the log may give back room
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
+                # The log may give back room. Not after other errors: it would wait for a busy file once more.
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             raise
         self._n_history = n_history
 
