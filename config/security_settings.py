@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from .section import Section
 
 
-class SecuritySettings(BaseModel):
+class SecuritySettings(Section):
     """CURVE on all three sockets; `docs/security.md` says how to make the keys."""
-
-    # As `settings.Section`, which cannot be imported here: `settings` imports this.
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     server_key: str | None = Field(
         default=None, description="File with the daemon's secret key (keys/server.key_secret); null: no CURVE."

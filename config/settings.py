@@ -23,12 +23,16 @@ def _name_of(kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _is_host_and_port(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    return bool(colon and host) and port.isdigit() and int(port) <= 65535
+
+
 def _check_endpoint(endpoint: str) -> str:
     scheme, separator, rest = endpoint.partition("://")
-    host, colon, port = rest.rpartition(":")
     if separator and scheme == "ipc" and rest.startswith("/") and len(rest.encode()) <= 107:
         return endpoint
-    if separator and scheme == "tcp" and colon and host and port.isdigit() and int(port) <= 65535:
+    if separator and scheme == "tcp" and _is_host_and_port(rest):
         return endpoint
     raise ValueError(
         f"got {endpoint!r:.120}, expected tcp://HOST:PORT (port 0: any free one) or ipc:///ABSOLUTE/PATH, "
@@ -149,11 +153,10 @@ class HttpSettings(Section):
     @field_validator("endpoint")
     @classmethod
     def _check_endpoint(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None:
-            scheme, separator, rest = endpoint.partition("://")
-            host, colon, port = rest.rpartition(":")
-            if not (separator and scheme == "http" and colon and host and port.isdigit() and int(port) <= 65535):
-                raise ValueError(f"got {endpoint!r:.120}, expected http://HOST:PORT (port 0: any free one) or null")
+        if endpoint is not None and not (
+            endpoint.startswith("http://") and _is_host_and_port(endpoint.removeprefix("http://"))
+        ):
+            raise ValueError(f"got {endpoint!r:.120}, expected http://HOST:PORT (port 0: any free one) or null")
         return endpoint
 
 
