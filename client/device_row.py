@@ -8,8 +8,8 @@ from typing import Any
 
 from ..wire.answers import AttachAnswer
 from ..wire.errors import AttachmentLost, DeviceUnavailable
-from ..wire.host import host
-from .gpu import ADVICE, find_gpu, import_cupy
+from ..wire.host import WITHOUT_SHARED_MEMORY, host
+from .gpu import find_gpu, import_cupy
 
 
 class DeviceRow:
@@ -34,7 +34,9 @@ class DeviceRow:
 
     def __init__(self, answer: AttachAnswer, run: str, generation: int | None) -> None:
         if answer.host != host():
-            raise DeviceUnavailable(f"the daemon's bus lies in a GPU of another host ({answer.device}); {ADVICE}")
+            raise DeviceUnavailable(
+                f"the daemon's bus lies in a GPU of another host ({answer.device}); {WITHOUT_SHARED_MEMORY}"
+            )
         cupy = import_cupy()
         self.run = run
         self.generation = generation
@@ -93,7 +95,7 @@ class _Mapping:
             raise DeviceUnavailable(
                 f"CUDA does not map the daemon's bus on {answer.device} into this process ({error}). In containers "
                 "both need one IPC namespace (docker: ipc: host, or ipc: container:…); the daemon's own process cannot "
-                f"attach to it either. Or {ADVICE}"
+                f"attach to it either. Or {WITHOUT_SHARED_MEMORY}"
             ) from error
 
     def __del__(self) -> None:

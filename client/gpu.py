@@ -6,8 +6,7 @@ import importlib
 from typing import Any
 
 from ..wire.errors import DeviceUnavailable
-
-ADVICE = "do without: cotune() answers α and τ, push() takes arrays of a GPU too"
+from ..wire.host import WITHOUT_SHARED_MEMORY
 
 
 def import_cupy() -> Any:
@@ -21,7 +20,7 @@ def import_cupy() -> Any:
     except Exception as error:  # whatever a broken CUDA installation raises
         raise DeviceUnavailable(
             f"CuPy, which attach_device() and push_device() need, cannot be imported: got {error!r}; install "
-            f"cotuned[cuda12] or cotuned[cuda13] as the driver allows, or {ADVICE}"
+            f"cotuned[cuda12] or cotuned[cuda13] as the driver allows, or {WITHOUT_SHARED_MEMORY}"
         ) from error
 
 
@@ -45,12 +44,12 @@ def find_gpu(cupy: Any, uuid: str, name: str) -> int:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise DeviceUnavailable(
-            f"this process sees no GPU ({error}), the daemon's bus lies on {name}; {ADVICE}"
+            f"this process sees no GPU ({error}), the daemon's bus lies on {name}; {WITHOUT_SHARED_MEMORY}"
         ) from error
     seen = [gpu_uuid(cupy, device) for device in range(count)]
     if uuid not in seen:
         raise DeviceUnavailable(
             f"the daemon's bus lies on {name}, UUID {uuid}; this process sees {', '.join(seen)}. Start it on that GPU "
-            f"(CUDA_VISIBLE_DEVICES), or {ADVICE}"
+            f"(CUDA_VISIBLE_DEVICES), or {WITHOUT_SHARED_MEMORY}"
         )
     return seen.index(uuid)

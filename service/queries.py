@@ -22,6 +22,7 @@ from ..wire.answers import (
     StatusAnswer,
 )
 from ..wire.errors import ActionCountMismatch, DeviceNotShared, InvalidRequest, SlotReadOnly, UnknownSlot
+from ..wire.host import WITHOUT_SHARED_MEMORY
 from ..wire.messages import (
     Acknowledge,
     Attach,
@@ -238,7 +239,7 @@ class Queries:
         if sharing is None:
             raise DeviceNotShared(
                 f"{what}: this daemon's bus lives in host memory ({self._bus.device}), which no GPU maps; start it "
-                "with device: cuda, or do without: cotune() answers α and τ, push() takes arrays of a GPU too"
+                f"with device: cuda, or {WITHOUT_SHARED_MEMORY}"
             )
         return sharing
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+WITHOUT_SHARED_MEMORY = "do without: cotune() answers α and τ, push() takes arrays of a GPU too"
+"""What to do where client and daemon have no GPU memory in common."""
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
