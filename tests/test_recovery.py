@@ -23,10 +23,10 @@ from cotuned.client import ActorClient, LearnerClient
 from cotuned.wire.answers import CotuneAnswer
 from tests import pusher
 from tests.daemon_process import DaemonProcess
+from tests.run_state import counters, slot_bits
 
 KILLS = int(os.environ.get("TEST_KILLS", "10"))
 SEED = int(os.environ.get("TEST_SEED", "0")) or random.randrange(1, 2**31)
-SLOTS = [7, 420, *range(583, 640)]
 START = Callable[..., DaemonProcess]
 # Batches of a few hundred actions: most kills find a pool that is part full.
 SETTINGS: dict[str, Any] = {"tuner": {"lr_alpha": 0.01, "target_entropy": 2.0}}
@@ -35,11 +35,7 @@ SETTINGS: dict[str, Any] = {"tuner": {"lr_alpha": 0.01, "target_entropy": 2.0}}
 def held(daemon: DaemonProcess) -> tuple[bytes, dict[str, Any]]:
     """The bits of the slots, and every counter but those that count what the transport does."""
     with LearnerClient(daemon.endpoint) as learner:
-        stats = learner.stats()
-        counted = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
-        for name in ("batches_duplicate", "batches_early", "actors"):
-            del counted[name]
-        return np.array([learner.read(slot) for slot in SLOTS], dtype=np.float32).tobytes(), counted
+        return slot_bits(learner), counters(learner)
 
 
 class Killer:

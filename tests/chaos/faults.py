@@ -23,7 +23,7 @@ from tests.tcp_proxy import TcpProxy
 from . import lockstep
 from .load import UNPOOLED, Load, Plan
 from .outcome import Outcome
-from .scene import CannotTry, FailingGpu, compare_with_calm, daemon_in, misbehaving, resident, small_disk, strike
+from .scene import CannotTry, FailingGpu, compare_with_calm, daemon_in, fill, misbehaving, resident, small_disk, strike
 
 LONG = bool(int(os.environ.get("CHAOS_LONG", "1")))
 """Whether each fault is tried as often as its row promises, or a few times only (a test of the tests)."""
@@ -172,19 +172,13 @@ def fill_the_disk(outcome: Outcome, path: Path) -> None:
     """a full disk in mid-run, then room again"""
     with small_disk(path / "disk", 8) as disk, daemon_in(path / "daemon", state={"directory": str(disk)}) as daemon:
         script = lockstep.InThread(daemon.endpoint)
-        ballast = disk / "ballast"
 
-        def fill(_: int) -> None:
-            with ballast.open("wb", buffering=0) as file:
-                try:
-                    while True:
-                        file.write(bytes(4096))
-                except OSError:
-                    pass
+        def fill_for_a_while(_: int) -> None:
+            ballast = fill(disk)
             time.sleep(1.5)
             ballast.unlink()
 
-        strike(outcome, script, often(5), fill)
+        strike(outcome, script, often(5), fill_for_a_while)
         outcome.expect(bool(daemon.events("state not written")), "the daemon did not say that its disk was full")
         book = script.book()
     compare_with_calm(outcome, book, path)
@@ -357,12 +351,7 @@ def ask_while_the_disk_is_full(outcome: Outcome, path: Path) -> None:
             actor.push(np.arange(1100) % 11)
             actor.flush()
             learner.cotune(0)
-            with (disk / "ballast").open("wb", buffering=0) as file:
-                try:
-                    while True:
-                        file.write(bytes(4096))
-                except OSError:
-                    pass
+            ballast = fill(disk)
             refused = ""
             for step in range(1, 400):  # what was preallocated takes some steps more
                 try:
@@ -372,7 +361,7 @@ def ask_while_the_disk_is_full(outcome: Outcome, path: Path) -> None:
                     break
             outcome.expect(refused == "state_unavailable", f"cotune on a full disk: {refused or 'answered'}")
             outcome.expect(learner.entropy().observations == 1, "a read was not answered")
-            (disk / "ballast").unlink()
+            ballast.unlink()
             wait_until(lambda: _answers(learner, step), 20)
             outcome.times = 1
             outcome.expect(learner.cotune(0) == learner.cotune(0), "a step was answered twice, differently")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cotuned.client import ActorClient, CotuneAnswer, LearnerClient, StateUnavailable
-from cotuned.wire.slots import FIRST_OWNED_SLOT, LAST_OWNED_SLOT, Slot
+from tests.run_state import counters, slot_bits
 
 K = 11
 BATCHES_A_STEP = 3
@@ -31,8 +31,8 @@ class Book:
     sent: int = 0
     answers: list[tuple[float, float, float]] = field(default_factory=list)
     """(α, τ, slot 583) of each step."""
-    slots: list[float] = field(default_factory=list)
-    """420 and 583 to 639 at the end."""
+    slots: bytes = b""
+    """`run_state.SLOTS` at the end, bit for bit."""
     counters: dict[str, Any] = field(default_factory=dict)
     confirmed_at: float = 0.0
     """When the last flush or answer came; monotonic seconds."""
@@ -70,12 +70,7 @@ def run(endpoint: str, steps: int | Callable[[int], bool], actions_endpoint: str
             book.confirmed_at = time.monotonic()
             book.answers.append((answer.alpha, answer.tau, answer.entropy))
             book.steps += 1
-        owned = [int(Slot.RL_POLICY_ENTROPY_EMA_INDEX), *range(FIRST_OWNED_SLOT, LAST_OWNED_SLOT + 1)]
-        book.slots = [learner.read(slot) for slot in owned]
-        stats = learner.stats()
-        # Batches that came twice or early are the price of faults; everything else must agree.
-        omitted = ("batches_duplicate", "batches_early", "actors")
-        book.counters = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in omitted}
+        book.slots, book.counters = slot_bits(learner), counters(learner)
     return book
 
 
@@ -99,7 +94,8 @@ def differences(faulty: Book, calm: Book) -> list[str]:
         if one != other
     ][:1]
     if faulty.slots != calm.slots:
-        found.append(f"{sum(a != b for a, b in zip(faulty.slots, calm.slots, strict=True))} slots differ at the end")
+        one, other = (np.frombuffer(book.slots, np.uint32) for book in (faulty, calm))
+        found.append(f"{(one != other).sum()} slots differ at the end")
     found += [
         f"{name}: {faulty.counters[name]} instead of {calm.counters[name]}"
         for name in calm.counters

@@ -71,6 +71,15 @@ def small_disk(path: Path, megabytes: int) -> Generator[Path, None, None]:
         subprocess.run(["umount", "-l", str(path)], check=False)
 
 
+def fill(disk: Path) -> Path:
+    """Takes all the room there is; the file that has it."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    return ballast
+
+
 @contextlib.contextmanager
 def misbehaving(path: Path, **variables: str) -> Generator[None, None, None]:
     """Daemons that start within this get interpose.c and its variables."""

@@ -16,8 +16,8 @@ import psutil
 import zmq
 
 from cotuned.client import ActorClient, LearnerClient
-from cotuned.wire.slots import FIRST_OWNED_SLOT, LAST_OWNED_SLOT
 from tests.daemon_process import DaemonProcess
+from tests.run_state import slot_bits
 
 from .inputs import RUNS, STREAMS, Input
 
@@ -109,8 +109,7 @@ class Target:
     def guarded(self) -> tuple[Any, ...]:
         """Everything of the guarded run that can be read."""
         with LearnerClient(self.daemon.endpoint, run=GUARDED, timeout=ANSWER_SECONDS) as learner:
-            slots = [learner.read(slot) for slot in (7, 420, *range(FIRST_OWNED_SLOT, LAST_OWNED_SLOT + 1))]
-            return slots, learner.stats(), learner.entropy()
+            return slot_bits(learner), learner.stats(), learner.entropy()
 
     def check(self) -> None:
         """The daemon lives, serves everywhere, and the guarded run is as it was, to the bit."""
