@@ -331,15 +331,12 @@ def gpu_fails_in_mid_run(outcome: Outcome, path: Path) -> None:
     with daemon_in(path / "daemon", FailingGpu, device="cuda") as daemon:
         script = lockstep.InThread(daemon.endpoint)
 
-        def wait_and_restart(_: int) -> None:
-            code = daemon.process.wait(60)
+        def fail(_: int) -> None:
+            code = daemon.terminate(signal.SIGUSR1, timeout=60)
             outcome.expect(code == 1, f"exit code {code}")
             daemon.restart()
 
-        strike(outcome, script, often(5), wait_and_restart, longest_pause=0.01)
-        daemon.kill()
-        daemon.module = DaemonProcess.module
-        daemon.restart()
+        strike(outcome, script, often(5), fail)
         book = script.book()
     compare_with_calm(outcome, book, path, device="cuda")
 

@@ -26,7 +26,7 @@ class CannotTry(Exception):
 
 
 class FailingGpu(DaemonProcess):
-    """A daemon whose GPU fails a while after its start."""
+    """A daemon whose GPU fails on SIGUSR1."""
 
     module = "tests.chaos.failing_gpu"
 
@@ -97,14 +97,12 @@ def misbehaving(path: Path, **variables: str) -> Generator[None, None, None]:
         os.environ.update(before)
 
 
-def strike(
-    outcome: Outcome, script: lockstep.InThread, times: int, fault: Callable[[int], None], longest_pause: float = 0.4
-) -> None:
+def strike(outcome: Outcome, script: lockstep.InThread, times: int, fault: Callable[[int], None]) -> None:
     """Makes a fault `times` times, at random moments of a script under way."""
     moments = random.Random(583)
     script.wait_for_progress()
     for time_number in range(times):
-        time.sleep(moments.uniform(0.0, longest_pause))
+        time.sleep(moments.uniform(0.0, 0.4))
         begun = time.monotonic()
         fault(time_number)
         script.wait_for_progress()
