@@ -6,7 +6,8 @@ contribute 0. The EMA in a float32 slot starts with the first observation instea
 
 from __future__ import annotations
 
-from typing import Any
+from array import array
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -28,58 +29,67 @@ def entropy_of_counts(counts: Int64Array) -> npt.NDArray[np.float64]:
     """
     totals = counts.sum(axis=-1, keepdims=True, dtype=np.float64)
     p = counts / np.maximum(totals, 1.0)
-    logs = np.log(p, out=np.zeros_like(p), where=counts > 0)
+    logs = np.log(np.where(counts > 0, p, 1.0))
     return np.asarray(0.0 - (p * logs).sum(axis=-1))
 
 
 def blend_first(slot: np.float32, value: float, blend: float) -> np.float32:
     """The rule of slots 420 and 583, where 0.0 means unset: the first value other than 0 is taken whole."""
-    if slot == 0:
-        return np.float32(value)
-    return np.float32((1.0 - blend) * float(slot) + blend * value)
+    return np.float32(_blend(float(slot), [value], blend, lambda slot, _: slot == 0))
 
 
-def blend_counted(slot: np.float32, value: float, blend: float, observations: int) -> np.float32:
-    """The rule of the slots in which 0.0 is a value like any other: the first of `observations` is taken whole."""
-    if observations == 0:
-        return np.float32(value)
-    return np.float32((1.0 - blend) * float(slot) + blend * value)
-
-
-def observe_pool(slots: Float32Array, counters: Int64Array, pool: Int64Array, blend: float) -> None:
-    """Makes one observation of a full pool.
+def observe_pools(slots: Float32Array, counters: Int64Array, pools: Int64Array, blend: float) -> None:
+    """Makes one observation of each full pool, in their order.
 
     Args:
         slots: float32 [n_slots], the run's bus row; changed in place.
         counters: int64 [len(Counter)] of the run; changed in place.
-        pool: int64 [K + len(PoolColumn)]: K counts, then the columns. Not changed.
+        pools: int64 [S, K + len(PoolColumn)]: of each, K counts, then the columns. S ≥ 1. Not changed.
         blend: weight of the new observation.
     """
-    columns = pool[pool.size - len(PoolColumn) :]
-    h = float(entropy_of_counts(pool[: pool.size - len(PoolColumn)]))
-    slots[Slot.ACTION_ENTROPY] = h
-    slots[Slot.RL_ACTION_ENTROPY_EMA_INDEX] = blend_first(slots[Slot.RL_ACTION_ENTROPY_EMA_INDEX], h, blend)
-    counters[Counter.OBSERVATIONS] += 1
-    proposed, rows = int(columns[PoolColumn.PROPOSED]), int(columns[PoolColumn.ROWS])
-    if proposed:
-        rate = int(columns[PoolColumn.GATED]) / proposed
-        _observe(slots, counters, Slot.GATE_RATE, Slot.GATE_RATE_EMA, Counter.GATE_OBSERVATIONS, rate, blend)
-    if rows:
-        mean = int(columns[PoolColumn.ROW_ENTROPY]) * ROW_ENTROPY_UNIT / rows
-        _observe(
-            slots,
-            counters,
-            Slot.CONDITIONAL_ENTROPY,
-            Slot.CONDITIONAL_ENTROPY_EMA,
-            Counter.CONDITIONAL_OBSERVATIONS,
-            mean,
-            blend,
-        )
+    counts, columns = pools[:, : -len(PoolColumn)], pools[:, -len(PoolColumn) :]
+    entropies: list[float] = entropy_of_counts(counts).tolist()
+    slots[Slot.ACTION_ENTROPY] = entropies[-1]
+    ema = Slot.RL_ACTION_ENTROPY_EMA_INDEX
+    slots[ema] = _blend(float(slots[ema]), entropies, blend, lambda slot, _: slot == 0)
+    counters[Counter.OBSERVATIONS] += len(entropies)
+    proposed, rows = columns[:, PoolColumn.PROPOSED], columns[:, PoolColumn.ROWS]
+    rates = columns[proposed > 0, PoolColumn.GATED] / proposed[proposed > 0]
+    _observe(slots, counters, Slot.GATE_RATE, Slot.GATE_RATE_EMA, Counter.GATE_OBSERVATIONS, rates, blend)
+    means = columns[rows > 0, PoolColumn.ROW_ENTROPY] * ROW_ENTROPY_UNIT / rows[rows > 0]
+    _observe(
+        slots,
+        counters,
+        Slot.CONDITIONAL_ENTROPY,
+        Slot.CONDITIONAL_ENTROPY_EMA,
+        Counter.CONDITIONAL_OBSERVATIONS,
+        means,
+        blend,
+    )
 
 
 def _observe(
-    slots: npt.NDArray[Any], counters: Int64Array, last: Slot, ema: Slot, counter: Counter, value: float, blend: float
+    slots: Float32Array,
+    counters: Int64Array,
+    last: Slot,
+    ema: Slot,
+    counter: Counter,
+    values: npt.NDArray[np.float64],
+    blend: float,
 ) -> None:
-    slots[last] = value
-    slots[ema] = blend_counted(slots[ema], value, blend, int(counters[counter]))
-    counters[counter] += 1
+    """For slots in which 0.0 is a value like any other: the first observation of all is taken whole."""
+    if not values.size:
+        return
+    seen = int(counters[counter])
+    slots[last] = values[-1]
+    slots[ema] = _blend(float(slots[ema]), values.tolist(), blend, lambda _, place: seen + place == 0)
+    counters[counter] += values.size
+
+
+def _blend(slot: float, values: list[float], blend: float, unset: Callable[[float, int], bool]) -> float:
+    """The EMA of the slot after these values, each step rounded to float32 as the slot holds it."""
+    cell = array("f", [slot])  # the cheapest way to round one number to float32
+    for place, value in enumerate(values):
+        cell[0] = value if unset(slot, place) else (1.0 - blend) * slot + blend * value
+        slot = cell[0]
+    return slot

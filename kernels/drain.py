@@ -91,7 +91,7 @@ def reject(drain: Drain, n_actions: int) -> list[Rejection]:
 def _bad_indices(
     what: str, indices: ActionArray, counts: npt.NDArray[np.bool_] | None, lengths: Int64Array, n_actions: int
 ) -> list[Rejection]:
-    if int(indices.max()) < n_actions and int(indices.min()) >= 0:
+    if int(indices.max()) < n_actions and (indices.dtype.kind == "u" or int(indices.min()) >= 0):
         return []
     bad = np.flatnonzero((indices >= n_actions) | (indices < 0))
     ends = np.cumsum(lengths)
@@ -142,33 +142,49 @@ def plan(drain: Drain, rejected: Sequence[Rejection], pool_actions: Int64Array, 
     counted[[rejection.batch for rejection in rejected]] = False
     batches = np.flatnonzero(counted)
     lengths, rows = drain.lengths[batches], drain.rows[batches]
-    ends = np.cumsum(lengths)
     segment_of_batch = np.empty(batches.size, dtype=np.int64)
-    segment_row: list[int] = []
-    takes_pool: list[bool] = []
-    complete: list[bool] = []
+    segment_row: list[Int64Array] = []
+    takes_pool: list[npt.NDArray[np.bool_]] = []
+    complete: list[npt.NDArray[np.bool_]] = []
     run_starts = np.flatnonzero(np.diff(rows, prepend=-1))
     run_stops = np.append(run_starts[1:], batches.size)[: run_starts.size]  # none where no batch counts
+    n_segments = 0
     for start, stop in zip(run_starts.tolist(), run_stops.tolist(), strict=True):
         row = int(rows[start])
-        pooled = int(pool_actions[row])
-        begin = start
-        while begin < stop:
-            before = int(ends[begin - 1]) if begin else 0
-            last = begin + int(np.searchsorted(ends[begin:stop], before + pool_min_actions - pooled))
-            end = min(last + 1, stop)
-            segment_of_batch[begin:end] = len(segment_row)
-            segment_row.append(row)
-            takes_pool.append(begin == start)
-            complete.append(last < stop)
-            begin, pooled = end, 0
+        last = _last_batches(lengths[start:stop], pool_min_actions, int(pool_actions[row]))
+        full = int(last.size)
+        # Batches behind the last complete segment are one more, which becomes the pool.
+        n = full + (full == 0 or int(last[-1]) < stop - start - 1)
+        segment_of_batch[start:stop] = n_segments + np.searchsorted(last, np.arange(stop - start))
+        segment_row.append(np.full(n, row, dtype=np.int64))
+        takes_pool.append(np.arange(n) == 0)
+        complete.append(np.arange(n) < full)
+        n_segments += n
+    none = np.empty(0, dtype=np.int64)
     return Plan(
         batches,
         segment_of_batch,
-        np.array(segment_row, dtype=np.int64),
-        np.array(takes_pool, dtype=np.bool_),
-        np.array(complete, dtype=np.bool_),
+        np.concatenate([none, *segment_row]),
+        np.concatenate([none.astype(np.bool_), *takes_pool]),
+        np.concatenate([none.astype(np.bool_), *complete]),
     )
+
+
+def _last_batches(lengths: Int64Array, pool_min_actions: int, pooled: int) -> Int64Array:
+    """Places of the batches that complete a segment, for the batches of one run and what was pooled before."""
+    size = int(lengths[0])
+    if (lengths >= pool_min_actions).all():  # each is an observation
+        return np.arange(lengths.size)
+    if (lengths == size).all():  # the same number of batches each time, but for the first
+        first = max(-(-(pool_min_actions - pooled) // size), 1) - 1
+        return np.arange(first, lengths.size, -(-pool_min_actions // size))
+    ends = np.cumsum(lengths)
+    places: list[int] = []
+    before = -pooled
+    while (place := int(np.searchsorted(ends, before + pool_min_actions))) < lengths.size:
+        places.append(place)
+        before = int(ends[place])
+    return np.array(places, dtype=np.int64)
 
 
 def entropy_units(row_entropy: npt.NDArray[np.float64]) -> Int64Array:

@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from ..config.settings import Settings
 from ..wire.slots import Counter, PoolColumn
-from .action_entropy import observe_pool
+from .action_counts import count_segments
+from .action_entropy import observe_pools
 from .bus import RowState
 from .drain import Drain, Plan, Rejection, entropy_units, plan, reject
 from .parameters import Parameter
@@ -53,16 +54,16 @@ class HostBus:
         if not cut.batches.size:
             return rejected
         self._count_batches(drain, cut)
-        for segment, pool in enumerate(segment_pools(drain, cut, self._n_actions)):
-            row = int(cut.segment_row[segment])
-            if cut.takes_pool[segment]:
-                pool += self._pools[row]
-                self._pools[row] = 0
-            if cut.complete[segment]:
+        pools = segment_pools(drain, cut, self._n_actions)
+        starts = np.flatnonzero(cut.takes_pool).tolist()  # of each run
+        for start, stop in zip(starts, [*starts[1:], cut.segment_row.size], strict=True):
+            row = int(cut.segment_row[start])
+            pools[start] += self._pools[row]
+            full = stop if cut.complete[stop - 1] else stop - 1
+            if full > start:
                 blend = float(self._parameters[row, Parameter.EMA_BLEND])
-                observe_pool(self._slots[row], self._counters[row], pool, blend)
-            else:
-                self._pools[row] = pool
+                observe_pools(self._slots[row], self._counters[row], pools[start:full], blend)
+            self._pools[row] = pools[full] if full < stop else 0
         return rejected
 
     def _count_batches(self, drain: Drain, cut: Plan) -> None:
@@ -105,9 +106,9 @@ def segment_pools(drain: Drain, cut: Plan, n_actions: int) -> npt.NDArray[np.int
     lengths = drain.lengths[cut.batches]
     all_kept = cut.batches.size == drain.lengths.size
     actions = drain.actions if all_kept else drain.actions[np.repeat(keep, drain.lengths)]
-    cell = np.repeat(cut.segment_of_batch * n_actions, lengths) + actions
     pools = np.zeros((n_segments, n_actions + len(PoolColumn)), dtype=np.int64)
-    pools[:, :n_actions] = np.bincount(cell, minlength=n_segments * n_actions).reshape(n_segments, n_actions)
+    last = np.searchsorted(cut.segment_of_batch, np.arange(n_segments), side="right") - 1
+    pools[:, :n_actions] = count_segments(actions, np.cumsum(lengths)[last], n_actions)
     columns = pools[:, n_actions:]
     np.add.at(columns[:, PoolColumn.ACTIONS], cut.segment_of_batch, lengths)
     if drain.proposed is not None and drain.has_proposed is not None:

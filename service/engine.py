@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, cast
 
 from ..config.settings import Settings, is_loopback
-from ..kernels import IsvBus, Rejection
+from ..kernels import Drain, IsvBus, Rejection
 from ..wire.codec import Batch, DeviceBatch, action_dtype, decode_batch, decode_control, encode_control
 from ..wire.errors import FrameError, RequestRefused, StateUnavailable, Stopping
 from ..wire.messages import Acknowledge, Cotune, Hello, Request, Write
@@ -37,6 +37,7 @@ from .sockets import Sockets
 from .staging import Staged, Staging
 from .streams import Stream, Streams, Verdict
 from .tally import Summary, Tally
+from .whole_drain import take_whole
 from .writer import Writer
 
 QUERIES_A_TURN = 256
@@ -80,7 +81,8 @@ class Engine:
         self._guard = sockets.guard
         self._recorder = recorder
         self.tally = Tally()
-        self._index_bytes = action_dtype(settings.n_actions).itemsize
+        self._dtype = action_dtype(settings.n_actions)
+        self._left: tuple[list[bytes], list[str | None]] | None = None  # received, not yet looked at
         self._changes = Changes()
         self._durability = Durability(settings, bus, self._changes, writer)
         self._runs = Runs(settings, bus, self._changes)
@@ -216,27 +218,40 @@ class Engine:
 
     def drain(self) -> bool:
         """Takes in at most one drain of the batches that have arrived; whether there may be more."""
-        limits, index_bytes = self._settings.limits, self._index_bytes
-        received = on_device = 0
-        for frame in self._sockets.batches(limits.drain_batches, limits.drain_bytes):
-            received += 1
+        limits = self._settings.limits
+        frames, senders = self._left or self._sockets.batches(limits.drain_batches, limits.drain_bytes)
+        self._left = None
+        if not frames:
+            return False
+        whole = None
+        if self._guard is None and self._recorder is None:  # both look at batches one by one
+            whole = take_whole(frames, self._streams, self._dtype)
+        if whole is not None:
+            self._count(whole.drain, whole.streams, whole.batch)
+        else:
+            self._take_one_by_one(frames, senders)
+        return True
+
+    def _take_one_by_one(self, frames: list[bytes], senders: list[str | None]) -> None:
+        on_device = 0
+        for place, frame in enumerate(frames):
             try:
-                batch = decode_batch(frame, index_bytes)
+                batch = decode_batch(frame, self._dtype.itemsize)
             except FrameError as error:
                 self.tally.malformed += 1
                 log(logging.DEBUG, "malformed frame", error=str(error))
                 continue
-            self._take(batch)
+            self._take(batch, senders[place])
             on_device += isinstance(batch, DeviceBatch)
             if on_device >= DEVICE_BATCHES_A_DRAIN:
+                self._left = frames[place + 1 :], senders[place + 1 :]
                 break
         if len(self._staging):
             self._observe()
-        return received > 0
 
-    def _take(self, batch: Batch | DeviceBatch) -> None:
+    def _take(self, batch: Batch | DeviceBatch, sender: str | None) -> None:
         stream = self._streams.get(batch.stream)
-        if stream is None or stream.owner != self._sockets.sender:  # both None without CURVE
+        if stream is None or stream.owner != sender:  # both None without CURVE
             self.tally.unknown += 1
             return
         # Memory that was shared with an earlier daemon is not mapped by this one until its actor shares it again.
@@ -273,18 +288,25 @@ class Engine:
 
     def _observe(self) -> None:
         drain, staged = self._staging.take()
-        rejections = self._bus.observe(drain)
-        self.tally.batches += len(staged) - len(rejections)
-        self.tally.actions += int(drain.lengths.sum())
-        for rejection in rejections:
-            stream, batch = staged[rejection.batch]
-            self._reject(stream, batch.sequence, rejection)
-            self.tally.actions -= int(drain.lengths[rejection.batch])
-        for run in {stream.run.row: stream.run for stream, _ in staged}.values():
-            self._publisher.changed(run)
-            self._changes.changed(run)
+        streams = {stream.number: stream for stream, _ in staged}.values()
+        rejections = self._count(drain, streams, lambda place: (staged[place][0], staged[place][1].sequence))
         if self._recorder is not None:
             self._record(staged, {rejection.batch for rejection in rejections})
+
+    def _count(
+        self, drain: Drain, streams: Iterable[Stream], batch: Callable[[int], tuple[Stream, int]]
+    ) -> list[Rejection]:
+        """Hands a drain of these streams to the bus; `batch` tells the stream and number of the batch at a place."""
+        rejections = self._bus.observe(drain)
+        self.tally.batches += int(drain.lengths.size) - len(rejections)
+        self.tally.actions += int(drain.lengths.sum())
+        for rejection in rejections:
+            self._reject(*batch(rejection.batch), rejection)
+            self.tally.actions -= int(drain.lengths[rejection.batch])
+        for run in {stream.run.row: stream.run for stream in streams}.values():
+            self._publisher.changed(run)
+            self._changes.changed(run)
+        return rejections
 
     def _reject(self, stream: Stream, sequence: int, rejection: Rejection) -> None:
         stream.rejections.append((sequence, rejection.code, rejection.message))

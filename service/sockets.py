@@ -37,7 +37,7 @@ class Sockets:
     def __init__(self, settings: Settings, guard: Gatekeeper | None = None) -> None:
         self.guard = guard
         self.sender: str | None = None
-        """Public key behind the frame that `batches` or `requests` yielded last; None without CURVE."""
+        """Public key behind the frame that `requests` yielded last; None without CURVE."""
         self._rebind_watch = False
         limits, endpoints = settings.limits, settings.endpoints
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -144,23 +144,31 @@ class Sockets:
             if ready == self._wake:
                 os.eventfd_read(self._wake)
 
-    def batches(self, most: int, most_bytes: int) -> Iterator[bytes]:
-        """Frames of batches that have arrived; ends when there are no more, or at a limit. Does not wait."""
-        receive, size = self.actions.recv if self.guard is None else self._receive_from, 0
+    def batches(self, most: int, most_bytes: int) -> tuple[list[bytes], list[str | None]]:
+        """Frames of batches that have arrived, all or as many as a limit allows, and the public key behind each (None
+        without CURVE). Does not wait."""
+        if self.guard is not None:
+            return self._batches_from(self.guard, most, most_bytes)
+        frames: list[bytes] = []
+        size, receive = 0, self.actions.recv
         with contextlib.suppress(zmq.Again):
-            for _ in range(most):
+            while len(frames) < most and size < most_bytes:
                 frame = receive(zmq.DONTWAIT)
-                yield frame
+                frames.append(frame)
                 size += len(frame)
-                if size >= most_bytes:
-                    return
+        return frames, [None] * len(frames)
 
-    def _receive_from(self, flags: int) -> bytes:
-        guard = self.guard
-        assert guard is not None
-        frame = self.actions.recv(flags, copy=False)  # only a Frame tells who sent it, and makes it slower
-        self.sender = guard.sender_of_batch(frame)
-        return frame.bytes
+    def _batches_from(self, guard: Gatekeeper, most: int, most_bytes: int) -> tuple[list[bytes], list[str | None]]:
+        frames: list[bytes] = []
+        senders: list[str | None] = []
+        size = 0
+        with contextlib.suppress(zmq.Again):
+            while len(frames) < most and size < most_bytes:
+                frame = self.actions.recv(zmq.DONTWAIT, copy=False)  # only a Frame tells who sent it, and is slower
+                senders.append(guard.sender_of_batch(frame))
+                frames.append(frame.bytes)
+                size += len(frame)
+        return frames, senders
 
     def requests(self, most: int) -> Iterator[tuple[bytes, bytes]]:
         """(asker, frame) of control messages that have arrived; ends like `batches`. Does not wait."""

@@ -57,13 +57,17 @@ class Stream:
     def judge(self, sequence: int) -> Verdict:
         """Takes the next batch's number, and only that."""
         if sequence == self.last + 1:
-            self.last = sequence
-            self.gap = False
+            self.took(1)
             return Verdict.TAKE
         if sequence <= self.last:
             self.run.batches_duplicate += 1
             return Verdict.DUPLICATE
         return self.put_off()
+
+    def took(self, n: int) -> None:
+        """The next `n` batches were taken."""
+        self.last += n
+        self.gap = False
 
     def put_off(self) -> Verdict:
         """Does not take a batch; its actor is told to send again from the first that was not taken."""

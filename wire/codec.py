@@ -37,7 +37,7 @@ PHASES = ("train", "prefill")
 """Phase names; a phase's number on the wire is its place here."""
 
 MAX_CONTROL_BYTES = 64 * 1024
-_BATCH_FIELDS = 8
+BATCH_FIELDS = 8
 _MAX_MAP = 64
 _MAX_ARRAY = 4096
 _MAX_STRING = 16 * 1024
@@ -106,7 +106,7 @@ def decode_batch(frame: bytes | memoryview, index_bytes: int = 1) -> Batch | Dev
             msgpack.unpackb(
                 frame,
                 use_list=True,
-                max_array_len=_BATCH_FIELDS,
+                max_array_len=BATCH_FIELDS,
                 max_map_len=0,
                 max_ext_len=0,
                 max_str_len=0,
@@ -116,15 +116,15 @@ def decode_batch(frame: bytes | memoryview, index_bytes: int = 1) -> Batch | Dev
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise FrameError(f"got {len(frame)} bytes that are not a batch frame: {why(error)}") from error
     if type(fields) is not list or not fields:
-        raise FrameError(f"got a {type(fields).__name__}, expected a batch frame: an array of {_BATCH_FIELDS} fields")
+        raise FrameError(f"got a {type(fields).__name__}, expected a batch frame: an array of {BATCH_FIELDS} fields")
     if fields[0] != PROTOCOL_VERSION:
         raise FrameError(
             f"got a batch of protocol version {shown(fields[0])}, this side speaks {PROTOCOL_VERSION}: "
             "install the same cotuned release on both sides",
             "protocol_mismatch",
         )
-    if len(fields) != _BATCH_FIELDS:
-        raise FrameError(f"got a batch frame of {len(fields)} fields, expected {_BATCH_FIELDS}")
+    if len(fields) != BATCH_FIELDS:
+        raise FrameError(f"got a batch frame of {len(fields)} fields, expected {BATCH_FIELDS}")
     if type(fields[5]) is list:
         return _device_batch(fields)
     batch = Batch._make(fields[1:])
