@@ -35,9 +35,10 @@ def count_segments(actions: npt.NDArray[np.integer[Any]], ends: Int64Array, n_ac
         lengths = np.diff(ends, prepend=0)
         cell = np.repeat(np.arange(ends.size) * n_actions, lengths) + actions
         return np.bincount(cell, minlength=ends.size * n_actions).reshape(ends.size, n_actions)
+    indices: npt.NDArray[np.uint8] = actions.view(np.uint8)
     counts = np.zeros((ends.size, n_actions), dtype=np.int64)
-    for begin in range(0, actions.size, BLOCK_ACTIONS):
-        block = actions[begin : begin + BLOCK_ACTIONS]
+    for begin in range(0, indices.size, BLOCK_ACTIONS):
+        block = indices[begin : begin + BLOCK_ACTIONS]
         first, last = np.searchsorted(ends, (begin, begin + block.size), side="left")
         cuts = np.minimum(ends[first : last + 1] - begin, block.size)
         counts[first : last + 1] += np.diff(_running_counts(block, cuts, n_actions), axis=0, prepend=0)

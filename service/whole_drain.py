@@ -8,6 +8,7 @@ taken, and the engine goes through the frames one by one, where those cases stan
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ import numpy.typing as npt
 from ..kernels import Drain
 from ..wire.batch_table import BatchTable, Int64Array, decode_batches
 from .streams import Stream, Streams
+
+
+ActionType = np.dtype[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,10 @@ class WholeDrain:
 
     def batch(self, place: int) -> tuple[Stream, int]:
         """Stream and number of a batch."""
-        return self.streams[self.stream_of_batch[place]], int(self.sequence[place])
+        return self.streams[int(self.stream_of_batch[place])], int(self.sequence[place])
 
 
-def take_whole(frames: list[bytes], streams: Streams, dtype: np.dtype[np.unsignedinteger]) -> WholeDrain | None:
+def take_whole(frames: list[bytes], streams: Streams, dtype: ActionType) -> WholeDrain | None:
     """Takes all batches of these frames, or none.
 
     Args:
@@ -54,7 +58,7 @@ def take_whole(frames: list[bytes], streams: Streams, dtype: np.dtype[np.unsigne
     last = np.array([stream.last for stream in known], dtype=np.int64)
     # In order of arrival within each stream, the numbers must go on from its last one, each by one.
     by_stream = np.argsort(stream_of_batch, kind="stable") if len(known) > 1 else slice(None)
-    rank = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    rank = np.arange(len(frames)) - np.repeat(np.cumsum(counts) - counts, counts)
     if not (table.sequence[by_stream] == np.repeat(last, counts) + 1 + rank).all():
         return None
     for stream, count in zip(known, counts.tolist(), strict=True):
@@ -75,14 +79,12 @@ def _distinct(values: Int64Array) -> tuple[list[int], Int64Array]:
     return distinct.tolist(), place
 
 
-def _drain_of(
-    table: BatchTable, rows: Int64Array, order: Int64Array | None, dtype: np.dtype[np.unsignedinteger]
-) -> Drain:
+def _drain_of(table: BatchTable, rows: Int64Array, order: Int64Array | None, dtype: ActionType) -> Drain:
     has_proposed = proposed = None
     if table.proposed is not None:
         has_proposed = np.array([given is not None for given in table.proposed])
         # Zeros stand in for what was not reported; `has_proposed` keeps them out of every count.
-        filled = [
+        filled: list[bytes] = [
             bytes(length) if given is None else given
             for given, length in zip(table.proposed, table.lengths.tolist(), strict=True)
         ]
@@ -101,7 +103,5 @@ def _drain_of(
     return Drain(actions, lengths, rows, prefill, proposed, has_proposed, row_entropy)
 
 
-def _joined(
-    parts: list[bytes], order: Int64Array | None, dtype: np.dtype[np.unsignedinteger]
-) -> npt.NDArray[np.unsignedinteger]:
+def _joined(parts: list[bytes], order: Int64Array | None, dtype: ActionType) -> npt.NDArray[np.unsignedinteger[Any]]:
     return np.frombuffer(b"".join(parts if order is None else [parts[place] for place in order.tolist()]), dtype)
