@@ -17,7 +17,6 @@ from ..kernels import Drain
 from ..wire.batch_table import BatchTable, Int64Array, decode_batches
 from .streams import Stream, Streams
 
-
 ActionType = np.dtype[np.unsignedinteger[Any]]
 
 
