@@ -89,12 +89,12 @@ def _drain_of(table: BatchTable, rows: Int64Array, order: Int64Array | None, dty
         ]
         proposed = _joined(filled, order, dtype)
     lengths, prefill, row_entropy = table.lengths // dtype.itemsize, table.prefill, table.row_entropy
-    if isinstance(table.executed, list):
-        actions = _joined(table.executed, order, dtype)
-    else:
+    if isinstance(table.executed, bytes):
         actions = np.frombuffer(table.executed, dtype)
         if order is not None:
             actions = actions.reshape(order.size, -1)[order].reshape(-1)
+    else:
+        actions = _joined(table.executed, order, dtype)
     if order is not None:
         rows, lengths, prefill = rows[order], lengths[order], prefill[order]
         has_proposed = None if has_proposed is None else has_proposed[order]
@@ -103,4 +103,7 @@ def _drain_of(table: BatchTable, rows: Int64Array, order: Int64Array | None, dty
 
 
 def _joined(parts: list[bytes], order: Int64Array | None, dtype: ActionType) -> npt.NDArray[np.unsignedinteger[Any]]:
-    return np.frombuffer(b"".join(parts if order is None else [parts[place] for place in order.tolist()]), dtype)
+    if order is not None:
+        places: list[int] = order.tolist()
+        parts = [parts[place] for place in places]
+    return np.frombuffer(b"".join(parts), dtype)
