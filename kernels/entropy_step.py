@@ -1,7 +1,7 @@
 """`EntropyStep`: one batch of executed actions that lies on the GPU already, into a row of the bus.
 
 The kernels stand in ``entropy_step.cu`` (K ≤ 16) and ``entropy_step_wide.cu``; what they do is what
-`action_entropy.observe_pool` does to a batch of its own, with the range check and the pool rule on the device, since
+`action_entropy.observe_pools` does to a batch of its own, with the range check and the pool rule on the device, since
 nothing is read back.
 """
 
