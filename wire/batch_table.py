@@ -54,10 +54,11 @@ class _Layout:
     """Where the fields of a frame lie. `markers` are the places of the bytes that make it so."""
 
     markers: list[int]
-    stream: slice
-    sequence: slice
+    numbers: list[slice]
+    """Stream, sequence and step: where their values lie."""
+    is_marker: list[bool]
+    """Of each, whether it is below 0x80, so that its marker is its value."""
     phase: int
-    step: slice
     executed: slice
     proposed: slice | None
     row_entropy: slice | None
@@ -125,18 +126,11 @@ def _numbers(table: ByteTable, layout: _Layout) -> tuple[Int64Array, Int64Array,
         return None
     phase = table[:, layout.phase]
     numbers: list[Int64Array] = []
-    for place in (layout.stream, layout.sequence, layout.step):
-        width = place.stop - place.start
-        if width == 1 and (place.start - 1) not in layout.markers:  # the marker is the number
-            values = table[:, place.start].astype(np.int64)
-            if (values > 0x7F).any():
-                return None
-        else:
-            wide = _big_endian(table, place, f">u{width}")
-            if width == 8 and (wide > MAX_SEQUENCE).any():
-                return None
-            values = wide.astype(np.int64)
-        numbers.append(values)
+    for place, is_marker in zip(layout.numbers, layout.is_marker, strict=True):
+        values = _big_endian(table, place, f">u{place.stop - place.start}")
+        if (values > (0x7F if is_marker else MAX_SEQUENCE)).any():
+            return None
+        numbers.append(values.astype(np.int64))
     stream, sequence, _ = numbers
     if (phase > 1).any() or (sequence == 0).any():
         return None
@@ -149,10 +143,11 @@ def _big_endian(table: ByteTable, place: slice, dtype: str) -> npt.NDArray[Any]:
 
 def _layout_of(frame: bytes, index_bytes: int) -> _Layout | None:
     """Where the fields lie; None if the frame is not ordinary."""
-    if len(frame) < 16 or frame[0] != _ARRAY or frame[1] != PROTOCOL_VERSION:
+    if frame[:2] != bytes((_ARRAY, PROTOCOL_VERSION)):
         return None
     markers, at = [0, 1], 2
     places: list[slice] = []
+    is_marker: list[bool] = []
     try:
         for field in ("stream", "sequence", "phase", "step"):
             width = _UNSIGNED.get(frame[at], 0)
@@ -161,6 +156,7 @@ def _layout_of(frame: bytes, index_bytes: int) -> _Layout | None:
             if width:
                 markers.append(at)
             places.append(slice(at + 1, at + 1 + width) if width else slice(at, at + 1))
+            is_marker.append(width == 0)
             at = places[-1].stop
         executed = _binary(frame, at, markers)
         if executed is None:
@@ -184,8 +180,9 @@ def _layout_of(frame: bytes, index_bytes: int) -> _Layout | None:
         return None
     if not ordinary or at != len(frame) or length % index_bytes:
         return None
-    stream, sequence, phase, step = places
-    return _Layout(markers, stream, sequence, phase.start, step, executed, proposed, row_entropy)
+    phase = places.pop(2).start
+    del is_marker[2]
+    return _Layout(markers, places, is_marker, phase, executed, proposed, row_entropy)
 
 
 def _binary(frame: bytes, at: int, markers: list[int]) -> slice | None:
